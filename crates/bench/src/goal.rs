@@ -1,4 +1,4 @@
-//! Rows of the benchmark, with the peer, the limit and the goal of each.
+//! Rows of the benchmark. Each row has a peer (the system measured beside it), the limit of both and a goal.
 
 use serde::{Deserialize, Serialize};
 

@@ -15,16 +15,16 @@ const SIMULATED_POLL_COST_NS: u64 = 20;
 pub(crate) struct PollTimeout {
     empty_polls: u32,
     first_empty_poll_ns: Option<u64>,
-    limit_ns: u64,
+    timeout_ns: u64,
     pauses_between_polls: bool,
 }
 
 impl PollTimeout {
-    pub(crate) fn new(limit_ns: u64) -> PollTimeout {
+    pub(crate) fn new(timeout_ns: u64) -> PollTimeout {
         PollTimeout {
             empty_polls: 0,
             first_empty_poll_ns: None,
-            limit_ns,
+            timeout_ns,
             pauses_between_polls: true,
         }
     }
@@ -32,10 +32,10 @@ impl PollTimeout {
     /// Creates a timeout that polls again without a pause, for latencies. A processor's pause
     /// instruction takes up to a hundred cycles, and makes an emulated processor leave its
     /// translated code.
-    pub(crate) fn without_pause(limit_ns: u64) -> PollTimeout {
+    pub(crate) fn without_pause(timeout_ns: u64) -> PollTimeout {
         PollTimeout {
             pauses_between_polls: false,
-            ..PollTimeout::new(limit_ns)
+            ..PollTimeout::new(timeout_ns)
         }
     }
 
@@ -59,7 +59,7 @@ impl PollTimeout {
             return false;
         }
         let now = now_ns();
-        now - *self.first_empty_poll_ns.get_or_insert(now) > self.limit_ns
+        now - *self.first_empty_poll_ns.get_or_insert(now) > self.timeout_ns
     }
 
     /// Returns the approximate time of the last event in ns, or the current time if an event
@@ -74,7 +74,7 @@ impl PollTimeout {
         if self.is_over_after_empty_poll() {
             bail!(
                 "nothing came for {} s: {what}",
-                self.limit_ns / 1_000_000_000
+                self.timeout_ns / 1_000_000_000
             );
         }
         Ok(())

@@ -20,7 +20,7 @@ use crate::summary::RunSamples;
 
 pub use crate::setup::{BenchSetup, RowFigure, Settings};
 pub use crate::summary::{
-    GoalVerdict, RowFigures, RowResult, RowSample, RowSide, RunEvent, RunSummary,
+    ComparedSide, GoalVerdict, RowFigures, RowResult, RowSample, RunEvent, RunSummary,
 };
 
 /// Returns the number of measurements in a round of `rows`.
@@ -48,7 +48,7 @@ enum Progress {
     Failed {
         round: u32,
         row: Row,
-        side: RowSide,
+        side: ComparedSide,
         error: anyhow::Error,
     },
 }
@@ -170,19 +170,19 @@ fn measure_rounds(
 }
 
 /// Returns the measurements of a round, in order.
-fn measurement_order(rows: &[Row], round: u32) -> Vec<(Row, RowSide)> {
+fn measurement_order(rows: &[Row], round: u32) -> Vec<(Row, ComparedSide)> {
     let (mut peers, mut limits) = (HashSet::new(), HashSet::new());
     let mut order = Vec::new();
     for &row in rows {
-        let mut sides = vec![RowSide::Ours];
+        let mut sides = vec![ComparedSide::Ours];
         if row.peer().is_some_and(|peer| peers.insert(peer)) {
-            sides.push(RowSide::Peer);
+            sides.push(ComparedSide::Peer);
         }
         if row
             .bare_ring_limit()
             .is_some_and(|limit| limits.insert(limit))
         {
-            sides.push(RowSide::Limit);
+            sides.push(ComparedSide::Limit);
         }
         // Alternate the order of the sides, so that no side always finds the machine warmer.
         if round % 2 == 1 {
@@ -196,12 +196,12 @@ fn measurement_order(rows: &[Row], round: u32) -> Vec<(Row, RowSide)> {
 fn measure(
     bench: &BenchSetup,
     row: Row,
-    side: RowSide,
+    side: ComparedSide,
     redis: &mut Option<redis::Server>,
 ) -> Result<RowFigure> {
     match (side, row.peer(), row.bare_ring_limit()) {
-        (RowSide::Peer, Some(peer), _) => peer::measure(bench, peer, redis),
-        (RowSide::Limit, _, Some(limit)) => limit::measure(bench, limit),
+        (ComparedSide::Peer, Some(peer), _) => peer::measure(bench, peer, redis),
+        (ComparedSide::Limit, _, Some(limit)) => limit::measure(bench, limit),
         _ => rows::measure(bench, row),
     }
 }
@@ -216,11 +216,15 @@ mod tests {
         let order_of = |round| measurement_order(&rows, round);
         let of = |side| order_of(0).iter().filter(|(_, s)| *s == side).count();
         assert_eq!(
-            (of(RowSide::Ours), of(RowSide::Peer), of(RowSide::Limit)),
+            (
+                of(ComparedSide::Ours),
+                of(ComparedSide::Peer),
+                of(ComparedSide::Limit)
+            ),
             (4, 1, 2)
         );
         assert_eq!(order_of(0).len(), measurements_per_round(&rows));
-        assert_eq!(order_of(0)[0], (Row::UdSend, RowSide::Ours));
-        assert_eq!(order_of(1)[0], (Row::UdSend, RowSide::Limit));
+        assert_eq!(order_of(0)[0], (Row::UdSend, ComparedSide::Ours));
+        assert_eq!(order_of(1)[0], (Row::UdSend, ComparedSide::Limit));
     }
 }

@@ -6,10 +6,10 @@ use crate::goal::{CoreDistance, Row, RowGoal, Unit};
 use crate::setup::RowFigure;
 use crate::stats::MedianAndSpread;
 
-/// Side of a row.
+/// Which of the compared measurements: ours, the peer's, or the limit of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RowSide {
+pub enum ComparedSide {
     /// This project's implementation.
     Ours,
     /// The peer.
@@ -18,14 +18,14 @@ pub enum RowSide {
     Limit,
 }
 
-impl RowSide {
+impl ComparedSide {
     /// Returns the side's name for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            RowSide::Ours => "ours",
-            RowSide::Peer => "peer",
-            RowSide::Limit => "limit",
+            ComparedSide::Ours => "ours",
+            ComparedSide::Peer => "peer",
+            ComparedSide::Limit => "limit",
         }
     }
 }
@@ -38,7 +38,7 @@ pub struct RowSample {
     /// Row that was measured; for a peer or a limit that several rows share, the first of them.
     pub row: Row,
     /// Side that was measured.
-    pub side: RowSide,
+    pub side: ComparedSide,
     /// Figure in the unit of the row.
     pub value: f64,
     /// Unit of the row.
@@ -78,7 +78,7 @@ pub enum RunEvent {
         /// Row that is measured.
         row: Row,
         /// Side that is measured.
-        side: RowSide,
+        side: ComparedSide,
     },
     /// A measurement has succeeded.
     Sample(RowSample),
@@ -192,7 +192,7 @@ impl RowSample {
         measured: RowFigure,
         round: u32,
         row: Row,
-        side: RowSide,
+        side: ComparedSide,
         bounce_ns: [f64; 2],
     ) -> RowSample {
         RowSample {
@@ -212,15 +212,15 @@ impl RowSample {
 #[derive(Default)]
 pub(crate) struct RunSamples {
     pub(crate) samples: Vec<RowSample>,
-    errors: Vec<(Row, RowSide, String)>,
+    errors: Vec<(Row, ComparedSide, String)>,
 }
 
 /// Returns true if a measurement of `side` for row `of` also counts for `row`.
-fn counts_for_row(of: Row, side: RowSide, row: Row) -> bool {
+fn counts_for_row(of: Row, side: ComparedSide, row: Row) -> bool {
     match side {
-        RowSide::Ours => of == row,
-        RowSide::Peer => row.peer().is_some() && of.peer() == row.peer(),
-        RowSide::Limit => {
+        ComparedSide::Ours => of == row,
+        ComparedSide::Peer => row.peer().is_some() && of.peer() == row.peer(),
+        ComparedSide::Limit => {
             row.bare_ring_limit().is_some() && of.bare_ring_limit() == row.bare_ring_limit()
         }
     }
@@ -230,7 +230,7 @@ impl RunSamples {
     pub(crate) fn record_error(
         &mut self,
         row: Row,
-        side: RowSide,
+        side: ComparedSide,
         round: u32,
         err: &anyhow::Error,
     ) {
@@ -245,7 +245,7 @@ impl RunSamples {
         }
     }
 
-    fn samples_of(&self, row: Row, side: RowSide) -> impl Iterator<Item = &RowSample> {
+    fn samples_of(&self, row: Row, side: ComparedSide) -> impl Iterator<Item = &RowSample> {
         let is_of = move |s: &&RowSample| s.side == side && counts_for_row(s.row, side, row);
         self.samples.iter().filter(is_of)
     }
@@ -255,7 +255,7 @@ impl RunSamples {
             let there = |s: &&RowSample| s.distance() == Some(distance);
             self.samples_of(row, side).filter(there).collect()
         };
-        let ours = of(RowSide::Ours);
+        let ours = of(ComparedSide::Ours);
         let values = |samples: &[&RowSample]| {
             MedianAndSpread::of(&samples.iter().map(|s| s.value).collect::<Vec<_>>())
         };
@@ -266,7 +266,7 @@ impl RunSamples {
             });
             MedianAndSpread::of(&ratios.collect::<Vec<_>>())
         };
-        let (peers, limits) = (of(RowSide::Peer), of(RowSide::Limit));
+        let (peers, limits) = (of(ComparedSide::Peer), of(ComparedSide::Limit));
         let ours_spread = Some(values(&ours)?);
         let (ratio, share) = (over(&peers), over(&limits));
         let judged = if row.peer().is_some() {
@@ -294,7 +294,7 @@ impl RunSamples {
             .filter(|(of, side, _)| counts_for_row(*of, *side, row))
             .map(|(.., text)| text.clone())
             .collect();
-        let ours = || self.samples_of(row, RowSide::Ours);
+        let ours = || self.samples_of(row, ComparedSide::Ours);
         let moved = ours().filter(|s| s.distance().is_none()).count();
         RowResult {
             row,
@@ -322,15 +322,16 @@ mod tests {
     const FAR: [f64; 2] = [170.0, 180.0];
     const MOVED: [f64; 2] = [30.0, 170.0];
 
-    fn samples_with(samples: &[(u32, Row, RowSide, f64, [f64; 2])]) -> RunSamples {
-        let of = |&(round, row, side, value, bounce_ns): &(u32, Row, RowSide, f64, [f64; 2])| {
-            let measured = RowFigure {
-                value,
-                verified_ops: 1,
-                lost_ops: 0,
+    fn samples_with(samples: &[(u32, Row, ComparedSide, f64, [f64; 2])]) -> RunSamples {
+        let of =
+            |&(round, row, side, value, bounce_ns): &(u32, Row, ComparedSide, f64, [f64; 2])| {
+                let measured = RowFigure {
+                    value,
+                    verified_ops: 1,
+                    lost_ops: 0,
+                };
+                RowSample::new(measured, round, row, side, bounce_ns)
             };
-            RowSample::new(measured, round, row, side, bounce_ns)
-        };
         RunSamples {
             samples: samples.iter().map(of).collect(),
             errors: vec![],
@@ -343,9 +344,9 @@ mod tests {
             .zip(of_rounds)
             .flat_map(|(round, &(ours, peer, limit, at))| {
                 [
-                    (RowSide::Ours, ours),
-                    (RowSide::Peer, peer),
-                    (RowSide::Limit, limit),
+                    (ComparedSide::Ours, ours),
+                    (ComparedSide::Peer, peer),
+                    (ComparedSide::Limit, limit),
                 ]
                 .map(|(side, value)| (round, Row::UdSend, side, value, at))
             });
@@ -384,8 +385,8 @@ mod tests {
         assert!(!result.at_least_reached);
         // Figures of different distances are not compared.
         let samples = [
-            (0, Row::UdSend, RowSide::Ours, 80.0, NEAR),
-            (0, Row::UdSend, RowSide::Peer, 2.0, FAR),
+            (0, Row::UdSend, ComparedSide::Ours, 80.0, NEAR),
+            (0, Row::UdSend, ComparedSide::Peer, 2.0, FAR),
         ];
         let near = samples_with(&samples).result(Row::UdSend).near.unwrap();
         assert!(near.ratio.is_none() && near.verdict.is_none());
@@ -394,10 +395,10 @@ mod tests {
     #[test]
     fn rows_share_peers_and_limits() {
         let samples = samples_with(&[
-            (0, Row::RcSend, RowSide::Ours, 80.0, NEAR),
-            (0, Row::UdSend, RowSide::Peer, 20.0, NEAR),
-            (0, Row::UdSend8, RowSide::Limit, 100.0, NEAR),
-            (0, Row::UdSend, RowSide::Limit, 200.0, NEAR),
+            (0, Row::RcSend, ComparedSide::Ours, 80.0, NEAR),
+            (0, Row::UdSend, ComparedSide::Peer, 20.0, NEAR),
+            (0, Row::UdSend8, ComparedSide::Limit, 100.0, NEAR),
+            (0, Row::UdSend, ComparedSide::Limit, 200.0, NEAR),
         ]);
         let near = samples.result(Row::RcSend).near.unwrap();
         assert_eq!(near.ratio.unwrap().median, 4.0);
@@ -406,21 +407,21 @@ mod tests {
 
     #[test]
     fn a_limit_is_judged_by_our_own_figure() {
-        let of = |value| samples_with(&[(0, Row::Connect, RowSide::Ours, value, FAR)]);
+        let of = |value| samples_with(&[(0, Row::Connect, ComparedSide::Ours, value, FAR)]);
         assert!(of(1.5).result(Row::Connect).at_least_reached);
         assert!(!of(9.5).result(Row::Connect).at_least_reached);
     }
 
     #[test]
     fn a_row_with_an_error_or_without_a_figure_reaches_nothing() {
-        let mut samples = samples_with(&[(0, Row::Connect, RowSide::Ours, 1.5, NEAR)]);
+        let mut samples = samples_with(&[(0, Row::Connect, ComparedSide::Ours, 1.5, NEAR)]);
         assert!(!samples.result(Row::RcSend).at_least_reached);
-        samples.record_error(Row::Connect, RowSide::Ours, 1, &anyhow::anyhow!("no"));
+        samples.record_error(Row::Connect, ComparedSide::Ours, 1, &anyhow::anyhow!("no"));
         let result = samples.result(Row::Connect);
         assert_eq!(result.errors, ["round 1, ours: no"]);
         assert!(!result.at_least_reached);
         // A failed peer is an error of all rows that have it.
-        samples.record_error(Row::UdSend, RowSide::Peer, 0, &anyhow::anyhow!("none"));
+        samples.record_error(Row::UdSend, ComparedSide::Peer, 0, &anyhow::anyhow!("none"));
         assert_eq!(samples.result(Row::RcSend).errors.len(), 1);
         assert_eq!(samples.result(Row::Connect).errors.len(), 1);
     }
@@ -435,7 +436,7 @@ mod tests {
             serde_json::to_string(&bounce).unwrap(),
             r#"{"type":"bounce","data":{"round":0,"bounce_ns":31.5}}"#
         );
-        let sample = samples_with(&[(2, Row::Connect, RowSide::Ours, 1.5, NEAR)])
+        let sample = samples_with(&[(2, Row::Connect, ComparedSide::Ours, 1.5, NEAR)])
             .samples
             .remove(0);
         assert_eq!(

@@ -81,9 +81,11 @@ pub struct RangeMove<T: KeyOrValue = u64> {
     /// The server that takes the range.
     pub taker: u16,
     /// The first key.
-    pub from: T,
+    #[serde(rename = "from")]
+    pub first_key: T,
     /// The upper bound of the range, exclusive, if any.
-    pub end: Option<T>,
+    #[serde(rename = "end")]
+    pub end_key: Option<T>,
 }
 
 /// A server's load between two observations.
@@ -162,7 +164,7 @@ impl<T: KeyOrValue> Balancer<T> {
         };
         let left = usize::from(planned.giver.min(planned.taker));
         let split = match planned.taker > planned.giver {
-            true => planned.end,
+            true => planned.end_key,
             false => Some(kept_from),
         };
         if let (Some(at), Some(split)) = (self.split_keys.get_mut(left), split) {
@@ -287,8 +289,8 @@ impl<T: KeyOrValue> Balancer<T> {
         Some(RangeMove {
             giver: u16::try_from(giver).ok()?,
             taker: u16::try_from(taker).ok()?,
-            from,
-            end,
+            first_key: from,
+            end_key: end,
         })
     }
 }
@@ -392,8 +394,8 @@ mod tests {
         /// Moves a range: the taker gets the keys that the giver owns.
         fn move_range(&mut self, planned: &RangeMove) {
             let [giver, taker] = [planned.giver, planned.taker].map(usize::from);
-            let end = planned.end.map_or(self.owners.len(), index);
-            for owner in &mut self.owners[index(planned.from)..end] {
+            let end = planned.end_key.map_or(self.owners.len(), index);
+            for owner in &mut self.owners[index(planned.first_key)..end] {
                 if *owner == giver {
                     *owner = taker;
                 }
@@ -402,8 +404,9 @@ mod tests {
 
         /// Returns the first key of a range that the giver owns.
         fn first_key_kept_by_giver(&self, planned: &RangeMove) -> Option<u64> {
-            let end = planned.end.unwrap_or(KEYS);
-            (planned.from..end).find(|key| self.owners[index(*key)] == usize::from(planned.giver))
+            let end = planned.end_key.unwrap_or(KEYS);
+            (planned.first_key..end)
+                .find(|key| self.owners[index(*key)] == usize::from(planned.giver))
         }
     }
 
@@ -422,7 +425,7 @@ mod tests {
             }
             if let Some(plan) = balancer.observe_and_plan_move(&world.loads.clone()) {
                 assert_eq!(plan.giver.abs_diff(plan.taker), 1);
-                assert!(plan.end.is_some_and(|end| end > plan.from));
+                assert!(plan.end_key.is_some_and(|end| end > plan.first_key));
                 planned += 1;
                 if planned > ignored {
                     world.move_range(&plan);
@@ -476,15 +479,15 @@ mod tests {
         let planned = |giver, taker, from, end| RangeMove {
             giver,
             taker,
-            from,
-            end: Some(end),
+            first_key: from,
+            end_key: Some(end),
         };
         let split_after = |planned: RangeMove, kept_from| {
             let mut balancer = Balancer::new(ControlLawParameters::default(), vec![50], &[]);
             // The split that the plan has set.
             balancer.split_keys[0] = match planned.taker > planned.giver {
-                true => planned.from,
-                false => planned.end.expect("set above"),
+                true => planned.first_key,
+                false => planned.end_key.expect("set above"),
             };
             balancer.unconfirmed_move = Some(planned);
             balancer.confirm_move(kept_from);

@@ -187,9 +187,10 @@ pub(crate) mod private {
         fn max_bytes(self) -> (usize, usize);
         /// Returns the bytes of the longest key and value in a message.
         fn max_encoded_bytes(self) -> (usize, usize);
-        /// Returns the sizes if they are those of byte strings.
+        /// Returns the sizes of byte strings; `None` for numbers.
         fn of_strings(self) -> Option<StringSizes>;
-        /// Returns the sizes if they are those of this type.
+        /// Converts the sizes of byte strings (`None` for numbers) to this type; `None` if they belong to the other
+        /// kind of key.
         fn from_strings(sizes: Option<StringSizes>) -> Option<Self>;
     }
 

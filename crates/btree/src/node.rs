@@ -227,7 +227,8 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
         self.payload(i)
     }
 
-    /// Returns the number of a child of an inner node. In a leaf with the flag [`FLAG_MOVED`], returns the owner's word.
+    /// Returns the number of a child of an inner node. In a leaf with the flag [`FLAG_MOVED`], returns the encoded
+    /// [`RangeOwner`](crate::RangeOwner).
     #[inline]
     pub(crate) fn child(self, i: usize) -> u64 {
         self.payload(i)

@@ -282,7 +282,7 @@ fn lines_with_prefetch(nodes: u64, node: NodeLines, is_leaf: bool) -> [CacheLine
     ]
 }
 
-/// Sets the working set of each group.
+/// Sets each cache-line group's working set: the bytes of the groups that walks touch as often or more often.
 fn set_working_sets(groups: &mut [CacheLineGroup]) {
     groups.sort_by_key(|group| group.walks_per_touch);
     let mut bytes = 0;

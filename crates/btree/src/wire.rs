@@ -335,10 +335,14 @@ pub(crate) fn version_in_first_word(word: u64) -> u64 {
 
 /// Encodes an answer with status `Moved`.
 pub(crate) fn encode_moved_answer<T: KeyOrValue>(moved: &MovedRange<T>) -> Vec<u8> {
-    let more = if moved.end.is_some() { FLAG_MORE } else { 0 };
+    let more = if moved.end_key.is_some() {
+        FLAG_MORE
+    } else {
+        0
+    };
     let mut bytes = (Status::Moved as u64 | more).to_le_bytes().to_vec();
-    moved.from.append_to(&mut bytes);
-    moved.end.unwrap_or_default().append_to(&mut bytes);
+    moved.first_key.append_to(&mut bytes);
+    moved.end_key.unwrap_or_default().append_to(&mut bytes);
     bytes.extend(moved.owner.encode_word().to_le_bytes());
     bytes
 }
@@ -391,8 +395,8 @@ impl<'a, T: KeyOrValue> Answer<'a, T> {
         let end = T::decode(&mut rest).unwrap_or_default();
         let owner = u64::decode(&mut rest).unwrap_or_default();
         MovedRange {
-            from: self.value_or_next_key,
-            end: self.has_more_entries.then_some(end),
+            first_key: self.value_or_next_key,
+            end_key: self.has_more_entries.then_some(end),
             owner: RangeOwner::decode_word(owner),
         }
     }
@@ -476,13 +480,13 @@ mod tests {
 
         #[test]
         fn who_has_keys_is_told(from: u64, end: Option<u64>, server: u16, version in 0u64..1 << 48) {
-            let moved = MovedRange { from, end, owner: RangeOwner { server, version } };
+            let moved = MovedRange { first_key: from, end_key: end, owner: RangeOwner { server, version } };
             let bytes = encode_moved_answer(&moved);
             let answer = Answer::decode(&bytes).expect("an answer");
             prop_assert_eq!(answer.status, Status::Moved);
             prop_assert_eq!(answer.moved_range(), moved);
             let [from, string_end] = [from, end.unwrap_or(7)].map(ByteString::from_number);
-            let moved = MovedRange { from, end: end.map(|_| string_end), owner: moved.owner };
+            let moved = MovedRange { first_key: from, end_key: end.map(|_| string_end), owner: moved.owner };
             let bytes = encode_moved_answer(&moved);
             let answer = Answer::decode(&bytes).expect("an answer");
             prop_assert_eq!(answer.moved_range(), moved);

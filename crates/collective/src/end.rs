@@ -39,19 +39,19 @@ impl Hello {
         }
     }
 
-    /// How many queue pairs the peer has.
+    /// Returns the number of queue pairs of the peer.
     pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 
-    /// The same with no more than so many queue pairs.
+    /// Returns this hello with at most `lanes` queue pairs.
     pub(crate) fn with_at_most_lanes(&self, lanes: usize) -> Self {
         let mut hello = self.clone();
         hello.lanes.truncate(lanes);
         hello
     }
 
-    /// Refuses what an end of this protocol does not say.
+    /// Checks the version, the number of queue pairs and the size of the memory.
     fn check(&self, lanes: usize, memory_bytes: usize) -> Result<(), Error> {
         let no = |what: String| Err(Error::Protocol(what));
         if self.version != VERSION {
@@ -76,7 +76,7 @@ impl Hello {
     }
 }
 
-/// What both ends have.
+/// The objects that a sender and a receiver both have before they are connected.
 #[derive(Debug)]
 struct UnconnectedEnd {
     cq: CompletionQueue,
@@ -144,7 +144,7 @@ pub struct PreparedSender {
 }
 
 impl PreparedSender {
-    /// Makes its queue pairs and its FIFO.
+    /// Creates the sender's queue pairs and its FIFO.
     ///
     /// # Errors
     /// A verb failed.
@@ -162,15 +162,19 @@ impl PreparedSender {
         Hello::new(token, &self.end.qps, &self.end.peer_writable_memory)
     }
 
-    /// Connects with the receiver that said this in answer to [`hello`](Self::hello). `watch` tells when it is gone.
+    /// Connects to the receiver that answered [`hello`](Self::hello) with `peer`. `watch` tells whether the receiver is
+    /// gone.
     ///
     /// # Errors
     /// The peer is not one of this protocol, or a verb failed.
     pub fn connect(self, peer: &Hello, watch: Option<Box<dyn PeerWatch>>) -> Result<Sender, Error> {
         let Self { end, pd } = self;
         peer.check(end.qps.len(), FIFO_SLOTS * COMPLETION_RECORD_BYTES)?;
-        let lanes =
-            UnconnectedEnd::connect(end.qps, peer, crate::memory_layout::MAX_PARTS_PER_GROUP + 1)?;
+        let lanes = UnconnectedEnd::connect(
+            end.qps,
+            peer,
+            crate::memory_layout::MAX_RECEIVES_PER_GROUP + 1,
+        )?;
         let sizes = pd.alloc(FIFO_SLOTS * COMPLETION_RECORD_BYTES, Access::LOCAL_WRITE)?;
         let watched = PeerMonitor::new(watch);
         Ok(Sender::new(
@@ -234,7 +238,7 @@ impl PreparedReceiver {
         self.end.qps.len()
     }
 
-    /// Connects with the sender that said this. Once the sender is connected, too, receives may be posted.
+    /// Connects to the sender whose hello is `peer`. Once the sender is connected, too, receives may be posted.
     ///
     /// # Errors
     /// The peer is not one of this protocol, or a verb failed.

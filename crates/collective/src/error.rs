@@ -2,8 +2,9 @@
 
 use verbs::WcStatus;
 
-/// Why a call failed. All but [`UnknownRequest`](Self::UnknownRequest), [`InvalidPartCount`](Self::InvalidPartCount)
-/// and [`InvalidRange`](Self::InvalidRange) are errors of the communicator: it fails from then on.
+/// Why a call failed. All but [`UnknownRequest`](Self::UnknownRequest),
+/// [`InvalidReceiveCount`](Self::InvalidReceiveCount) and [`InvalidRange`](Self::InvalidRange) are errors of the
+/// communicator: it fails from then on.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -57,7 +58,7 @@ pub enum Error {
     UnknownRequest,
     /// A group of no receive, or of too many.
     #[error("{0} receives in a group: there may be 1 to 8")]
-    InvalidPartCount(usize),
+    InvalidReceiveCount(usize),
     /// A part of a memory region that is not there.
     #[error("{0}")]
     InvalidRange(String),

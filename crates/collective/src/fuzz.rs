@@ -2,7 +2,7 @@
 
 use crate::ListenHandle;
 use crate::end::Hello;
-use crate::memory_layout::{CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, stripe_range};
+use crate::memory_layout::{CTS_ENTRY_BYTES, ClearToSend, MAX_RECEIVES_PER_GROUP, stripe_range};
 use crate::sending::{SendMatch, SendQueue};
 
 /// Reads bytes as each kind of data that a peer gives: a handle, a hello, or the entries of a group of receives. The
@@ -44,7 +44,7 @@ fn hello(bytes: &[u8]) {
 fn entries(bytes: &[u8]) {
     let chunks = bytes
         .chunks_exact(CTS_ENTRY_BYTES)
-        .take(MAX_PARTS_PER_GROUP + 1);
+        .take(MAX_RECEIVES_PER_GROUP + 1);
     let entries: Vec<ClearToSend> = chunks
         .filter_map(|chunk| chunk.try_into().ok())
         .map(ClearToSend::decode)

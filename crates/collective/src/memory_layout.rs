@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-/// Receives of one group, at most.
-pub const MAX_PARTS_PER_GROUP: usize = 8;
-/// Requests of one communicator that are not tested to their end, at most: NCCL's 32 times [`MAX_PARTS_PER_GROUP`].
-pub const MAX_REQUESTS: usize = 32 * MAX_PARTS_PER_GROUP;
+/// Largest number of receives in one group.
+pub const MAX_RECEIVES_PER_GROUP: usize = 8;
+/// Requests of one communicator that are not tested to their end, at most: NCCL's 32 times [`MAX_RECEIVES_PER_GROUP`].
+pub const MAX_REQUESTS: usize = 32 * MAX_RECEIVES_PER_GROUP;
 /// Bytes of a clear-to-send entry.
 pub(crate) const CTS_ENTRY_BYTES: usize = 40;
 /// Bytes of a slot of the FIFO: room for the entries of one group.
-pub(crate) const FIFO_SLOT_BYTES: usize = MAX_PARTS_PER_GROUP * CTS_ENTRY_BYTES;
+pub(crate) const FIFO_SLOT_BYTES: usize = MAX_RECEIVES_PER_GROUP * CTS_ENTRY_BYTES;
 /// Slots of the FIFO. A group holds a request until it has come, so there are never more groups under way than slots.
 pub(crate) const FIFO_SLOTS: usize = MAX_REQUESTS;
 /// Bytes of a completion record: the sizes of a group, 4 bytes each.
-pub(crate) const COMPLETION_RECORD_BYTES: usize = MAX_PARTS_PER_GROUP * 4;
+pub(crate) const COMPLETION_RECORD_BYTES: usize = MAX_RECEIVES_PER_GROUP * 4;
 /// Payload is divided among queue pairs in multiples of so many bytes.
 const STRIPE_GRANULE_BYTES: u64 = 128;
 
@@ -28,8 +28,8 @@ pub struct ClearToSend {
     pub rkey: u32,
     /// Which send of the group this receive is for.
     pub tag: u32,
-    /// Receives of the group, 1 to [`MAX_PARTS_PER_GROUP`].
-    pub parts_in_group: u32,
+    /// Number of receives in the group, 1 to [`MAX_RECEIVES_PER_GROUP`].
+    pub receives_in_group: u32,
 }
 
 impl ClearToSend {
@@ -40,7 +40,7 @@ impl ClearToSend {
         bytes[8..12].copy_from_slice(&self.buffer_bytes.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.rkey.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.tag.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.parts_in_group.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.receives_in_group.to_le_bytes());
         // 24 to 32: reserved.
         bytes[32..].copy_from_slice(&slot_marker(group).to_ne_bytes());
         bytes
@@ -60,7 +60,7 @@ impl ClearToSend {
             buffer_bytes: word(8),
             rkey: word(12),
             tag: word(16),
-            parts_in_group: word(20),
+            receives_in_group: word(20),
         }
     }
 }
@@ -70,21 +70,21 @@ pub(crate) fn slot_marker(group: u64) -> u64 {
     group + 1
 }
 
-/// The slot of a group.
+/// Returns the slot of a group.
 pub(crate) fn slot_index(group: u64) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "below SLOTS")]
     let slot = (group % FIFO_SLOTS as u64) as usize;
     slot
 }
 
-/// Where entry `part` of a slot is. A group ends where its slot ends, the first entry last. So the last eight bytes of
-/// the WRITE that brings a group are the same word for every size of group. Those come last on every adapter that lets
-/// programs poll on the last byte of a WRITE.
+/// Returns the offset of entry `part` of a slot. A group ends where its slot ends, the first entry last. So the last
+/// eight bytes of the WRITE that brings a group are the same word for every size of group. Those come last on every
+/// adapter that lets programs poll on the last byte of a WRITE.
 pub(crate) fn cts_entry_offset(slot: usize, part: usize) -> usize {
     (slot + 1) * FIFO_SLOT_BYTES - (part + 1) * CTS_ENTRY_BYTES
 }
 
-/// Where the word is that says which group a slot holds.
+/// Returns the offset of the word that has the number of a slot's group.
 pub(crate) fn marker_offset(slot: usize) -> usize {
     (slot + 1) * FIFO_SLOT_BYTES - 8
 }
@@ -108,7 +108,7 @@ mod tests {
     proptest! {
         #[test]
         fn an_entry_comes_back_as_it_was(addr: u64, len: u32, rkey: u32, tag: u32, parts in 1u32..=8, group in 0..u64::MAX) {
-            let entry = ClearToSend { addr, buffer_bytes: len, rkey, tag, parts_in_group: parts };
+            let entry = ClearToSend { addr, buffer_bytes: len, rkey, tag, receives_in_group: parts };
             let bytes = entry.encode(group);
             prop_assert_eq!(ClearToSend::decode(&bytes), entry);
             prop_assert_eq!(&bytes[32..], &(group + 1).to_ne_bytes()[..]);
@@ -135,7 +135,7 @@ mod tests {
                 marker_offset(slot) + 8
             );
             assert_eq!(
-                cts_entry_offset(slot, MAX_PARTS_PER_GROUP - 1),
+                cts_entry_offset(slot, MAX_RECEIVES_PER_GROUP - 1),
                 slot * FIFO_SLOT_BYTES
             );
             assert_eq!(marker_offset(slot) % 8, 0);

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 /// Something that tells whether the peer is still there.
 pub trait PeerWatch: Send {
-    /// Whether the peer has closed its end, or its process has ended. Returns at once.
+    /// Returns true if the peer has closed its end or its process has ended. Does not wait.
     fn is_gone(&mut self) -> bool;
 }
 

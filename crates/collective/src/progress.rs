@@ -6,9 +6,9 @@ use verbs::Waiter;
 
 use crate::error::Error;
 
-/// How a step of a collective went.
+/// The result of a step of a collective.
 pub(crate) enum StepResult {
-    /// Something moved: there may be more to do at once.
+    /// The step made progress, and the next step may make more at once.
     Progress,
     /// Nothing can be done until a peer does something.
     Blocked,
@@ -19,7 +19,7 @@ pub(crate) enum StepResult {
 /// Takes steps until the collective is done.
 ///
 /// # Errors
-/// Those of a step; [`Error::Timeout`].
+/// The errors of a step, and [`Error::Timeout`].
 pub(crate) fn run_to_completion(
     timeout: Duration,
     mut step: impl FnMut() -> Result<StepResult, Error>,

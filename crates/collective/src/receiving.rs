@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::memory_layout::MAX_PARTS_PER_GROUP;
+use crate::memory_layout::MAX_RECEIVES_PER_GROUP;
 use crate::request_pool::{RequestHandle, RequestPool};
 
 /// The bytes that came for each receive of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupPartSizes {
-    sizes: [u32; MAX_PARTS_PER_GROUP],
+    sizes: [u32; MAX_RECEIVES_PER_GROUP],
     count: usize,
 }
 
@@ -17,9 +17,9 @@ impl GroupPartSizes {
     /// One size a receive, in their order.
     ///
     /// # Panics
-    /// When there are more than [`MAX_PARTS_PER_GROUP`].
+    /// When there are more than [`MAX_RECEIVES_PER_GROUP`].
     pub fn new(sizes: &[u32]) -> Self {
-        let mut all = [0; MAX_PARTS_PER_GROUP];
+        let mut all = [0; MAX_RECEIVES_PER_GROUP];
         all[..sizes.len()].copy_from_slice(sizes);
         Self {
             sizes: all,
@@ -76,7 +76,7 @@ struct PostedGroup {
 }
 
 impl ReceiveQueue {
-    /// A receiver over so many queue pairs.
+    /// Creates the state of a receiver with `lanes` queue pairs.
     pub fn new(lanes: usize) -> Self {
         Self {
             received_groups_per_lane: vec![0; lanes],
@@ -86,15 +86,18 @@ impl ReceiveQueue {
         }
     }
 
-    /// Posts a group of receives with so much room each: its request and its number. Nothing when there is no room for
-    /// another request.
+    /// Posts a group of receives with these buffer sizes. Returns its request and its number, or `None` if no request
+    /// is free.
     ///
     /// # Errors
-    /// [`Error::InvalidPartCount`].
-    pub fn post_group(&mut self, room: &[u32]) -> Result<Option<(RequestHandle, u64)>, Error> {
+    /// [`Error::InvalidReceiveCount`].
+    pub fn post_receive_group(
+        &mut self,
+        room: &[u32],
+    ) -> Result<Option<(RequestHandle, u64)>, Error> {
         let parts = room.len();
-        if !(1..=MAX_PARTS_PER_GROUP).contains(&parts) {
-            return Err(Error::InvalidPartCount(parts));
+        if !(1..=MAX_RECEIVES_PER_GROUP).contains(&parts) {
+            return Err(Error::InvalidReceiveCount(parts));
         }
         let room = GroupPartSizes::new(room);
         let Some(request) = self.pool.allocate(ReceivingState {
@@ -187,7 +190,8 @@ impl ReceiveQueue {
         Ok(came)
     }
 
-    /// Takes a request that completes by [`complete_flush`](Self::complete_flush): a flush.
+    /// Allocates a request for a flush; `None` if no request is free. [`complete_flush`](Self::complete_flush)
+    /// completes it.
     pub(crate) fn allocate_flush_request_if_free(&mut self) -> Option<RequestHandle> {
         let state = ReceivingState {
             buffer_sizes: GroupPartSizes::new(&[]),
@@ -196,13 +200,13 @@ impl ReceiveQueue {
         self.pool.allocate(state)
     }
 
-    /// Such a request is done.
+    /// Completes a flush request.
     pub(crate) fn complete_flush(&mut self, request: RequestHandle) -> Result<(), Error> {
         self.pool.get(request)?.received_sizes = Some(GroupPartSizes::new(&[]));
         Ok(())
     }
 
-    /// Whether no group waits for bytes.
+    /// Returns true if no group waits for bytes.
     pub fn is_idle(&self) -> bool {
         self.posted_groups.is_empty()
     }

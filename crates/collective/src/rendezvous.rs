@@ -73,19 +73,19 @@ impl ListenHandle {
 #[derive(Debug)]
 struct HelloSocket {
     stream: TcpStream,
-    peer: SocketAddr,
+    peer_address: SocketAddr,
     unsent_bytes: Vec<u8>,
     received_bytes: Vec<u8>,
 }
 
 impl HelloSocket {
-    fn new(stream: TcpStream, peer: SocketAddr) -> std::io::Result<Self> {
+    fn new(stream: TcpStream, peer_address: SocketAddr) -> std::io::Result<Self> {
         // Latency of the set-up only.
         let _ = stream.set_nodelay(true);
         enable_keepalive(&stream, KEEPALIVE_IDLE)?;
         Ok(Self {
             stream,
-            peer,
+            peer_address,
             unsent_bytes: Vec::new(),
             received_bytes: Vec::new(),
         })
@@ -93,7 +93,7 @@ impl HelloSocket {
 
     fn error_with_peer(&self, what: impl ToString) -> Error {
         Error::Rendezvous {
-            peer: self.peer.to_string(),
+            peer: self.peer_address.to_string(),
             reason: what.to_string(),
         }
     }
@@ -106,7 +106,7 @@ impl HelloSocket {
         Ok(())
     }
 
-    /// Writes what is to be said; whether all of it went.
+    /// Writes the queued hello. Returns true if all of it is written.
     fn flush(&mut self) -> Result<bool, Error> {
         while !self.unsent_bytes.is_empty() {
             match self.stream.write(&self.unsent_bytes) {
@@ -119,7 +119,7 @@ impl HelloSocket {
         Ok(true)
     }
 
-    /// Reads until so many bytes are there; whether they are.
+    /// Reads until `bytes` bytes are received. Returns true if they are.
     fn try_read_bytes(&mut self, bytes: usize) -> Result<bool, Error> {
         let mut buffer = [0; 1024];
         while self.received_bytes.len() < bytes {
@@ -134,7 +134,7 @@ impl HelloSocket {
         Ok(true)
     }
 
-    /// The peer's hello, once it is there.
+    /// Returns the peer's hello once it has arrived.
     fn receive_hello(&mut self) -> Result<Option<Hello>, Error> {
         if !self.try_read_bytes(4)? {
             return Ok(None);
@@ -158,7 +158,7 @@ impl HelloSocket {
     }
 }
 
-/// Whether it only has to be tried again.
+/// Returns true if the call only has to be repeated.
 fn is_retryable(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
@@ -334,10 +334,10 @@ impl Listener {
 
     /// Takes connections that have come. An error is one of the connection that failed, and so nobody's here.
     fn accept_connections(&mut self) {
-        while let Ok((stream, peer)) = self.listener.accept() {
+        while let Ok((stream, peer_address)) = self.listener.accept() {
             let messages = stream
                 .set_nonblocking(true)
-                .and_then(|()| HelloSocket::new(stream, peer));
+                .and_then(|()| HelloSocket::new(stream, peer_address));
             let Ok(messages) = messages else { continue };
             if self.pending.len() == MAX_PENDING_ACCEPTS {
                 drop(self.pending.remove(0));

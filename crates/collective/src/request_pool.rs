@@ -27,17 +27,17 @@ impl<T> RequestPool<T> {
         }
     }
 
-    /// How many are there for the taking.
+    /// Returns the number of free requests.
     pub(crate) fn free_slot_count(&self) -> usize {
         self.free_indices.len()
     }
 
-    /// Whether nothing is under way.
+    /// Returns true if all requests are free.
     pub(crate) fn is_idle(&self) -> bool {
         self.free_indices.len() == self.slots.len()
     }
 
-    /// Takes a place; nothing when all are taken.
+    /// Allocates a request; `None` if no request is free.
     pub(crate) fn allocate(&mut self, value: T) -> Option<RequestHandle> {
         let index = self.free_indices.pop()?;
         let place = &mut self.slots[usize::from(index)];

@@ -3,17 +3,17 @@
 use std::collections::VecDeque;
 
 use crate::error::Error;
-use crate::memory_layout::{ClearToSend, MAX_PARTS_PER_GROUP};
+use crate::memory_layout::{ClearToSend, MAX_RECEIVES_PER_GROUP};
 use crate::request_pool::{RequestHandle, RequestPool};
 
 /// A send that has found its receive.
 #[derive(Debug, Clone, Copy)]
 pub struct MatchedSend<P> {
-    /// Where its bytes are.
+    /// The memory of its bytes.
     pub payload: P,
-    /// How many.
+    /// Number of its bytes.
     pub payload_len: u32,
-    /// Where they go.
+    /// The receive to which its bytes go.
     pub posted_receive: ClearToSend,
     request: RequestHandle,
 }
@@ -71,8 +71,8 @@ impl<P: Copy> SendQueue<P> {
         Self {
             lanes,
             next_group_number: 0,
-            cts_entries: Vec::with_capacity(MAX_PARTS_PER_GROUP),
-            matched_sends_of_group: Vec::with_capacity(MAX_PARTS_PER_GROUP),
+            cts_entries: Vec::with_capacity(MAX_RECEIVES_PER_GROUP),
+            matched_sends_of_group: Vec::with_capacity(MAX_RECEIVES_PER_GROUP),
             pool: RequestPool::new(),
             in_flight: VecDeque::new(),
             first_group_in_flight: 0,
@@ -92,13 +92,18 @@ impl<P: Copy> SendQueue<P> {
     /// They contradict each other.
     pub fn add_cts_entries(&mut self, entries: &[ClearToSend]) -> Result<(), Error> {
         let count = entries.len();
-        if !(1..=MAX_PARTS_PER_GROUP).contains(&count)
-            || entries.iter().any(|e| e.parts_in_group as usize != count)
+        if !(1..=MAX_RECEIVES_PER_GROUP).contains(&count)
+            || entries
+                .iter()
+                .any(|e| e.receives_in_group as usize != count)
         {
             return Err(Error::Protocol(format!(
                 "group {} has {count} entries that speak of {:?}",
                 self.next_group_number,
-                entries.iter().map(|e| e.parts_in_group).collect::<Vec<_>>()
+                entries
+                    .iter()
+                    .map(|e| e.receives_in_group)
+                    .collect::<Vec<_>>()
             )));
         }
         self.cts_entries.extend_from_slice(entries);
@@ -146,7 +151,7 @@ impl<P: Copy> SendQueue<P> {
         Ok(SendMatch::Ready(request, MatchedGroup { number, parts }))
     }
 
-    /// One lane has brought its part of a group to the receiver.
+    /// Records that a lane has brought its part of a group to the receiver.
     ///
     /// # Errors
     /// No such group is under way.
@@ -185,12 +190,12 @@ impl<P: Copy> SendQueue<P> {
         Ok(done.then_some(len))
     }
 
-    /// Whether sends are under way or were not tested to their end.
+    /// Returns true if no send is in progress and all sends were tested to their end.
     pub fn is_idle(&self) -> bool {
         self.pool.is_idle()
     }
 
-    /// Whether there is room for another request.
+    /// Returns true if a request is free.
     pub fn has_request_room(&self) -> bool {
         self.pool.free_slot_count() > 0
     }

@@ -62,7 +62,11 @@ impl World {
 
     fn post(&mut self, parts: &[(u32, u32)]) {
         let room: Vec<u32> = parts.iter().map(|(room, _)| *room).collect();
-        match self.receiving.post_group(&room).expect("1 to 8 parts") {
+        match self
+            .receiving
+            .post_receive_group(&room)
+            .expect("1 to 8 parts")
+        {
             Some((request, group)) => {
                 assert_eq!(group, self.groups, "groups are numbered in their order");
                 self.groups += 1;
@@ -72,7 +76,7 @@ impl World {
                     buffer_bytes: *len,
                     rkey: 1,
                     tag: *tag,
-                    parts_in_group: count,
+                    receives_in_group: count,
                 };
                 self.posted
                     .push_back((request, parts.iter().map(entry).collect()));
@@ -223,7 +227,7 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
         buffer_bytes: 10,
         rkey: 0,
         tag: 3,
-        parts_in_group: 1,
+        receives_in_group: 1,
     };
     sending.add_cts_entries(&[entry]).expect("one entry");
     let refused = sending.match_send(3, 11, ()).expect_err("11 of 10");
@@ -253,7 +257,7 @@ fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
         buffer_bytes: 10,
         rkey: 0,
         tag: 3,
-        parts_in_group: 2,
+        receives_in_group: 2,
     };
     assert!(matches!(
         sending.add_cts_entries(&[entry]),
@@ -274,24 +278,30 @@ fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
         "nothing is posted"
     );
     let mut receiving = ReceiveQueue::new(2);
-    receiving.post_group(&[10]).expect("one").expect("room");
+    receiving
+        .post_receive_group(&[10])
+        .expect("one")
+        .expect("room");
     receiving.handle_immediate(0, 5).expect("posted");
     assert!(
         matches!(receiving.handle_immediate(1, 6), Err(Error::Protocol(_))),
         "lanes disagree"
     );
     let mut receiving = ReceiveQueue::new(1);
-    receiving.post_group(&[10]).expect("one").expect("room");
+    receiving
+        .post_receive_group(&[10])
+        .expect("one")
+        .expect("room");
     assert!(
         matches!(receiving.handle_immediate(0, 11), Err(Error::Protocol(_))),
         "more than posted"
     );
     assert!(matches!(
-        receiving.post_group(&[]),
-        Err(Error::InvalidPartCount(0))
+        receiving.post_receive_group(&[]),
+        Err(Error::InvalidReceiveCount(0))
     ));
     assert!(matches!(
-        receiving.post_group(&[1; 9]),
-        Err(Error::InvalidPartCount(9))
+        receiving.post_receive_group(&[1; 9]),
+        Err(Error::InvalidReceiveCount(9))
     ));
 }

@@ -167,6 +167,7 @@ macro_rules! untraced {
     };
 }
 
+// `epoll_create(2)`, `epoll_ctl(2)` and `epoll_wait(2)` for rsockets (RDMACM_1.5).
 untraced! {
     fn repoll_create(flags: c_int) -> c_int;
     fn repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;

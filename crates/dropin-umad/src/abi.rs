@@ -178,8 +178,8 @@ fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink
         .next()
         .and_then(|n| n.parse().ok())
         .unwrap_or(0);
-    let capabilities = sysfs::hexadecimal(&folder.join("cap_mask")).unwrap_or(0);
-    to.capmask = capabilities.to_be();
+    let capability_mask = sysfs::read_hexadecimal(&folder.join("cap_mask")).unwrap_or(0);
+    to.capmask = capability_mask.to_be();
     let prefix = text("gids/0");
     let prefix = prefix.get(..19).and_then(sysfs::parse_guid).unwrap_or(0);
     to.gid_prefix = prefix.to_be();

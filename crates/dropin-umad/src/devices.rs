@@ -71,7 +71,7 @@ fn group_members(devices: &[Device]) -> Vec<GroupMember> {
 fn adapter(device: &Device) -> ChannelAdapter {
     let folder = folder(device);
     let guid = device.node_guid.unwrap_or(0);
-    let pci = |file| sysfs::hexadecimal(&folder.join("device").join(file)).unwrap_or(0);
+    let pci = |file| sysfs::read_hexadecimal(&folder.join("device").join(file)).unwrap_or(0);
     let ports = (1..=u8::MAX).zip(&device.ports);
     ChannelAdapter {
         guid,
@@ -90,13 +90,13 @@ fn adapter(device: &Device) -> ChannelAdapter {
 fn subnet_port(device: &Device, number: u8, port: &rdma_netlink::Port) -> Port {
     let folder = port_folder(device, number);
     let subnet = port.subnet.as_ref();
-    let counter = |name| sysfs::decimal(&folder.join("counters").join(name)).unwrap_or(0);
+    let counter = |name| sysfs::read_decimal(&folder.join("counters").join(name)).unwrap_or(0);
     Port {
         number,
         lid: subnet.and_then(|subnet| subnet.lid).unwrap_or(0),
         gid_prefix: subnet.and_then(|subnet| subnet.gid_prefix).unwrap_or(0),
         guid: port_guid(device, number),
-        capabilities: subnet.and_then(|subnet| subnet.capabilities).unwrap_or(0),
+        capability_mask: subnet.and_then(|subnet| subnet.port_cap_flags).unwrap_or(0),
         pkeys: pkeys(device, number),
         traffic: PortTraffic {
             xmit_words_of_4_octets: counter("port_xmit_data"),
@@ -117,7 +117,7 @@ pub(crate) fn port_guid(device: &Device, number: u8) -> u64 {
 pub(crate) fn pkeys(device: &Device, number: u8) -> Vec<u16> {
     let folder = port_folder(device, number).join("pkeys");
     (0..)
-        .map_while(|index: u32| sysfs::hexadecimal(&folder.join(index.to_string())))
+        .map_while(|index: u32| sysfs::read_hexadecimal(&folder.join(index.to_string())))
         .filter_map(|pkey| u16::try_from(pkey).ok())
         .collect()
 }

@@ -118,7 +118,7 @@ pub(crate) unsafe extern "C" fn ibv_copy_ah_attr_from_kern(
     unsafe { dst.write(ah_attr(&*src)) };
 }
 
-/// Converts the attributes of a queue pair.
+/// Converts a queue pair's attributes from the kernel's structure to `ibv_qp_attr`.
 ///
 /// # Safety
 /// `dst` is writable, `src` readable.

@@ -1,7 +1,7 @@
 //! The software NIC as `libibverbs.so.1`, which unmodified programs load instead of the system's library.
 //!
 //! The library has the name, versions and layout of rdma-core's libibverbs, so programs linked to rdma-core
-//! run on the software NIC. They need no RDMA hardware, no kernel module and no root. `verbatim run` sets up
+//! run on the software NIC. Such programs need no RDMA hardware, no kernel module and no root. `verbatim run` sets up
 //! the environment in which the loader finds the library.
 //!
 //! - `symbols.txt` lists the exported symbols with their versions. From this list `build.rs` makes labels

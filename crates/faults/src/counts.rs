@@ -15,7 +15,7 @@ use crate::verdict::{MAX_RULES, RuleCounts, StruckRules};
 pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
 /// Extension of the files with counts.
 const EXTENSION: &str = "faults";
-/// Extension of the files that list objects.
+/// Extension of the files in which each process counts the objects that it has not destroyed.
 const UNDESTROYED_EXTENSION: &str = "left";
 /// Bytes for each rule: the number of occurrences that match it, and of those that it struck.
 const COUNT_BYTES_PER_RULE: usize = 16;

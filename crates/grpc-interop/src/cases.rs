@@ -36,10 +36,10 @@ pub fn client(channel: Channel) -> Client {
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// Runs every case on a channel; the names of those that pass.
+/// Runs every case on a channel. Returns the names of the cases, all of which passed.
 ///
 /// # Errors
-/// The first case that fails, with its name.
+/// The first case that fails, with its name; later cases do not run.
 pub async fn run(channel: Channel) -> Result<Vec<&'static str>, Failure> {
     let mut passed = Vec::new();
     macro_rules! cases {

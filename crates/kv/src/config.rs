@@ -131,8 +131,8 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Returns true if items are in records of fixed size, which never expire and are never dropped.
-    pub fn keeps_items_in_records(&self) -> bool {
+    /// Returns true if each item is in a record of fixed size. Such items never expire and are never dropped.
+    pub fn has_fixed_size_records(&self) -> bool {
         self.record_layout().is_some()
     }
 

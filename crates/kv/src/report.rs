@@ -21,9 +21,10 @@ pub struct ServerStats {
     pub answers: u64,
     /// Doorbells for answers.
     pub doorbells: u64,
-    /// Clients that are connected.
-    pub clients: u64,
-    /// Clients that have ever connected.
+    /// Number of clients that are connected.
+    #[serde(rename = "clients")]
+    pub connected_clients: u64,
+    /// Number of clients that have ever connected.
     pub clients_total: u64,
     /// Locks that the server released for clients that had died or exceeded their lease.
     #[serde(default)]

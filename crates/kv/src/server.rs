@@ -215,7 +215,7 @@ impl Service for KvService {
     fn stats(&self, clients: ClientsConnected) -> ServerStats {
         let design = self.design.stats();
         let mut stats = ServerStats {
-            clients: clients.now,
+            connected_clients: clients.now,
             clients_total: clients.ever,
             recovered_locks: design.recovered_locks,
             expelled: design.expelled_clients,

@@ -30,7 +30,7 @@ pub enum LoadError {
     },
 }
 
-/// The machine's libibverbs as a provider for the tap. Use it only after [`symbols`] has returned a table.
+/// The machine's libibverbs as a provider for the tap. Use it only after [`loaded_symbols`] has returned a table.
 #[cfg(feature = "tap")]
 pub struct System;
 
@@ -40,11 +40,11 @@ impl tap::Provider for System {
     const QPN_PROCESS_SHIFT: Option<u32> = None;
 
     fn symbols() -> &'static Symbols {
-        symbols().expect("it was loaded before it was tapped")
+        loaded_symbols().expect("it was loaded before it was tapped")
     }
 
     fn later_symbols() -> Option<&'static LaterSymbols> {
-        later_symbols().ok()
+        loaded_later_symbols().ok()
     }
 }
 
@@ -52,7 +52,7 @@ impl tap::Provider for System {
 ///
 /// # Errors
 /// Returns an error if the library is missing or lacks an entry point.
-pub fn symbols() -> Result<&'static Symbols, LoadError> {
+pub fn loaded_symbols() -> Result<&'static Symbols, LoadError> {
     static SYMBOLS: OnceLock<Result<Symbols, LoadError>> = OnceLock::new();
     let loaded = SYMBOLS.get_or_init(|| load_symbols(library()?));
     loaded.as_ref().map_err(Clone::clone)
@@ -63,7 +63,7 @@ pub fn symbols() -> Result<&'static Symbols, LoadError> {
 ///
 /// # Errors
 /// Returns an error if the library is missing.
-pub fn later_symbols() -> Result<&'static LaterSymbols, LoadError> {
+pub fn loaded_later_symbols() -> Result<&'static LaterSymbols, LoadError> {
     static SYMBOLS: OnceLock<Result<LaterSymbols, LoadError>> = OnceLock::new();
     let loaded = SYMBOLS.get_or_init(|| Ok(load_later_symbols(library()?)));
     loaded.as_ref().map_err(Clone::clone)

@@ -28,7 +28,7 @@ pub fn check(operations: &[Operation]) -> Result<CheckStats, Box<Violation>> {
     let all: Vec<usize> = (0..operations.len()).collect();
     let start = WalkConfiguration::new(RegisterState::EMPTY);
     let unknown = operations.iter().filter(|o| o.end.is_none()).count();
-    match history.walk(&all, &[], start, u64::MAX) {
+    match history.walk_events(&all, &[], start, u64::MAX) {
         Ok(states_max) => Ok(CheckStats {
             operations: operations.len() as u64,
             unknown_outcomes: unknown as u64,

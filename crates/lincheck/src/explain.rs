@@ -25,7 +25,7 @@ impl FailingWindow {
         let start = WalkConfiguration::new(self.start_state);
         let (all, optional) = (&self.operations, &self.optional);
         history
-            .walk(all, optional, start, self.misfit_return_ns)
+            .walk_events(all, optional, start, self.misfit_return_ns)
             .err()
     }
 }
@@ -75,7 +75,9 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
     returns.sort_unstable();
     let fails = |place: usize| {
         let start = WalkConfiguration::new(RegisterState::EMPTY);
-        history.walk(&all, &[], start, returns[place].0).is_err()
+        history
+            .walk_events(&all, &[], start, returns[place].0)
+            .is_err()
     };
     // The first failing return is after `low`, and at `high` at the latest; mostly it is near.
     let (mut low, mut high) = (0, returns.len().saturating_sub(1));

@@ -62,7 +62,7 @@ impl RegisterState {
     }
 
     /// Returns the state if the register can be empty.
-    fn assuming_absent(self) -> Option<Self> {
+    fn narrow_to_absent(self) -> Option<Self> {
         match self.content {
             RegisterContent::Nothing => Some(self),
             RegisterContent::Anything if !self.version_is_exact => Some(Self {
@@ -73,27 +73,27 @@ impl RegisterState {
         }
     }
 
-    /// Returns the state if the register can have a value.
-    fn assuming_present(self) -> Option<Self> {
+    /// Returns the state narrowed to a present value; `None` if the register cannot have a value.
+    fn narrow_to_present(self) -> Option<Self> {
         (self.content != RegisterContent::Nothing).then_some(self)
     }
 
-    /// Returns the state if the register can have a value of this version.
-    fn assuming_version(self, version: u64) -> Option<Self> {
+    /// Returns the state narrowed to this version; `None` if the register cannot have a value of this version.
+    fn narrow_to_version(self, version: u64) -> Option<Self> {
         let fits = if self.version_is_exact {
             version == self.version
         } else {
             version >= self.version.max(1)
         };
-        self.assuming_present().filter(|_| fits).map(|state| Self {
+        self.narrow_to_present().filter(|_| fits).map(|state| Self {
             version,
             version_is_exact: true,
             ..state
         })
     }
 
-    /// Returns the state if the register can have this value, of any version.
-    fn assuming_value(self, value: u64) -> Option<Self> {
+    /// Returns the state narrowed to this value, of any version; `None` if the register cannot have this value.
+    fn narrow_to_value(self, value: u64) -> Option<Self> {
         let fits = match self.content {
             RegisterContent::Value(there) => there == value,
             RegisterContent::Anything => true,
@@ -118,12 +118,12 @@ impl RegisterState {
     }
 
     /// Returns the state if a condition can hold.
-    fn assuming_condition(self, condition: WriteCondition) -> Option<Self> {
+    fn narrow_to_condition(self, condition: WriteCondition) -> Option<Self> {
         match condition {
             WriteCondition::Always => Some(self),
-            WriteCondition::Absent => self.assuming_absent(),
-            WriteCondition::Present => self.assuming_present(),
-            WriteCondition::Version(version) => self.assuming_version(version),
+            WriteCondition::Absent => self.narrow_to_absent(),
+            WriteCondition::Present => self.narrow_to_present(),
+            WriteCondition::Version(version) => self.narrow_to_version(version),
         }
     }
 
@@ -142,20 +142,20 @@ impl RegisterState {
             (
                 RegisterAction::Read | RegisterAction::Scan,
                 OperationOutcome::FoundVersioned { value, version },
-            ) => self.assuming_version(version)?.assuming_value(value),
+            ) => self.narrow_to_version(version)?.narrow_to_value(value),
             (
                 RegisterAction::Read | RegisterAction::Scan,
                 OperationOutcome::FoundUnversioned { value },
-            ) => self.assuming_value(value),
+            ) => self.narrow_to_value(value),
             (
                 RegisterAction::Read | RegisterAction::Scan | RegisterAction::Remove { .. },
                 OperationOutcome::Absent,
-            ) => self.assuming_absent(),
+            ) => self.narrow_to_absent(),
             (_, OperationOutcome::UnversionedAnswer { found }) => {
                 self.after_reported_change(action, found)
             }
             (RegisterAction::Write { value, condition }, OperationOutcome::Done { version }) => {
-                let before = self.assuming_condition(condition)?;
+                let before = self.narrow_to_condition(condition)?;
                 (version > before.version).then_some(Self {
                     content: RegisterContent::Value(value),
                     version,
@@ -164,7 +164,7 @@ impl RegisterState {
             }
             (RegisterAction::Remove { version: wanted }, OperationOutcome::Done { version }) => {
                 let as_wanted = wanted.is_none_or(|wanted| wanted == version);
-                let before = self.assuming_version(version).filter(|_| as_wanted)?;
+                let before = self.narrow_to_version(version).filter(|_| as_wanted)?;
                 Some(before.removed())
             }
             (RegisterAction::Write { condition, .. }, OperationOutcome::Refused { version }) => {
@@ -188,9 +188,9 @@ impl RegisterState {
     /// the state.
     fn after_reported_change(self, action: RegisterAction, found: bool) -> Option<Self> {
         let before = if found {
-            self.assuming_present()
+            self.narrow_to_present()
         } else {
-            self.assuming_absent()
+            self.narrow_to_absent()
         }?;
         match action {
             RegisterAction::Write { value, condition } if condition.holds_if_known(found)? => {
@@ -206,7 +206,7 @@ impl RegisterState {
     pub(crate) fn after_write_found_later(self, action: RegisterAction) -> Option<Self> {
         match action {
             RegisterAction::Write { value, condition } => self
-                .assuming_condition(condition)?
+                .narrow_to_condition(condition)?
                 .after_unversioned_write(RegisterContent::Value(value)),
             _ => None,
         }
@@ -215,9 +215,9 @@ impl RegisterState {
     /// Returns the state if its version can be `version` (0: empty) and is not `wanted`.
     fn after_refusal(self, version: u64, wanted: Option<u64>) -> Option<Self> {
         match version {
-            0 => self.assuming_absent(),
+            0 => self.narrow_to_absent(),
             _ if wanted == Some(version) => None,
-            _ => self.assuming_version(version),
+            _ => self.narrow_to_version(version),
         }
     }
 
@@ -234,13 +234,13 @@ impl RegisterState {
                 self.after(action, OperationOutcome::Done { version })
             }
             (RegisterAction::Write { condition, .. }, None) => self
-                .assuming_condition(condition)?
+                .narrow_to_condition(condition)?
                 .after_unversioned_write(RegisterContent::NeverRead),
             (RegisterAction::Remove { version: None }, _) => {
-                self.assuming_present().map(Self::removed)
+                self.narrow_to_present().map(Self::removed)
             }
             (RegisterAction::Remove { version: Some(v) }, _) => {
-                self.assuming_version(v).map(Self::removed)
+                self.narrow_to_version(v).map(Self::removed)
             }
         }
     }

@@ -41,36 +41,36 @@ const ACTION_OF_KIND: [RegisterAction; 4] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WalkConfiguration {
     pub(crate) state: RegisterState,
-    /// Operations that have happened but not returned, ascending by number.
-    pub(crate) happened_unreturned: Vec<usize>,
-    /// Number of changes of unknown outcome that have happened, by kind.
-    happened_unknown_changes: CountsByActionKind,
+    /// Operations that are linearized but have not returned, ascending by number.
+    pub(crate) linearized_unreturned: Vec<usize>,
+    /// Number of changes of unknown outcome that are linearized, by kind.
+    linearized_unknown_changes: CountsByActionKind,
 }
 
 impl WalkConfiguration {
     pub(crate) fn new(state: RegisterState) -> Self {
         Self {
             state,
-            happened_unreturned: Vec::new(),
-            happened_unknown_changes: [0; 4],
+            linearized_unreturned: Vec::new(),
+            linearized_unknown_changes: [0; 4],
         }
     }
 
-    fn has_happened(&self, operation: usize) -> bool {
-        self.happened_unreturned.binary_search(&operation).is_ok()
+    fn is_linearized(&self, operation: usize) -> bool {
+        self.linearized_unreturned.binary_search(&operation).is_ok()
     }
 
-    fn mark_happened(&mut self, operation: usize) {
-        if let Err(at) = self.happened_unreturned.binary_search(&operation) {
-            self.happened_unreturned.insert(at, operation);
+    fn mark_linearized(&mut self, operation: usize) {
+        if let Err(at) = self.linearized_unreturned.binary_search(&operation) {
+            self.linearized_unreturned.insert(at, operation);
         }
     }
 
     /// Returns true if every continuation of `other` is also possible from this configuration.
     fn covers(&self, other: &Self) -> bool {
-        let [always, absent, present, removals] = self.happened_unknown_changes;
+        let [always, absent, present, removals] = self.linearized_unknown_changes;
         let [other_always, other_absent, other_present, other_removals] =
-            other.happened_unknown_changes;
+            other.linearized_unknown_changes;
         // A remaining unconditional write can replace a missing conditional one.
         let lacks = absent.saturating_sub(other_absent) + present.saturating_sub(other_present);
         self.state.covers(&other.state)
@@ -86,7 +86,7 @@ struct ConfigurationSet(HashMap<Vec<usize>, Vec<WalkConfiguration>>);
 impl ConfigurationSet {
     /// Adds a configuration. Returns false if another one covers it.
     fn add(&mut self, new: &WalkConfiguration) -> bool {
-        let alike = self.0.entry(new.happened_unreturned.clone()).or_default();
+        let alike = self.0.entry(new.linearized_unreturned.clone()).or_default();
         if alike.iter().any(|old| old.covers(new)) {
             return false;
         }
@@ -198,9 +198,9 @@ impl History<'_> {
         }
     }
 
-    /// Walks through the events of `operations` up to `until_ns`, and returns the largest number of configurations.
-    /// Changes in `optional` may happen or not; one that happens has its recorded outcome.
-    pub(crate) fn walk(
+    /// Processes the events of `operations` up to `until_ns` in time order, and returns the largest number of
+    /// configurations. Changes in `optional` may happen or not; one that happens has its recorded outcome.
+    pub(crate) fn walk_events(
         &self,
         operations: &[usize],
         optional: &[usize],
@@ -245,12 +245,12 @@ impl History<'_> {
                 self.add_call(&mut pending, i);
                 continue;
             }
-            if event == EventKind::Expire || configurations.iter().all(|c| c.has_happened(i)) {
+            if event == EventKind::Expire || configurations.iter().all(|c| c.is_linearized(i)) {
                 // Fast path for most returns: all configurations have this operation, so removing it makes none cover
                 // another.
                 configurations
                     .iter_mut()
-                    .for_each(|c| c.happened_unreturned.retain(|&other| other != i));
+                    .for_each(|c| c.linearized_unreturned.retain(|&other| other != i));
                 pending.known_operations.retain(|&other| other != i);
                 continue;
             }
@@ -334,8 +334,10 @@ impl History<'_> {
             visit(configuration.clone(), &mut open, &mut visited);
         }
         while let Some(mut configuration) = open.pop() {
-            if configuration.has_happened(returns) {
-                configuration.happened_unreturned.retain(|&i| i != returns);
+            if configuration.is_linearized(returns) {
+                configuration
+                    .linearized_unreturned
+                    .retain(|&i| i != returns);
                 after.add(&configuration);
                 continue;
             }
@@ -358,12 +360,12 @@ impl History<'_> {
             let Some(end) = operation.end else {
                 continue;
             };
-            if configuration.has_happened(i) {
+            if configuration.is_linearized(i) {
                 continue;
             }
             let state = configuration.state;
             if state.after(operation.action, end.outcome) == Some(state) {
-                configuration.mark_happened(i);
+                configuration.mark_linearized(i);
             } else if state.makes_impossible(operation.action, end.outcome) {
                 return false;
             }
@@ -378,8 +380,8 @@ impl History<'_> {
         }
         if configuration.state.content.is_never_read_again() {
             for &i in &pending.known_operations {
-                if !configuration.has_happened(i) && self.is_unread_overwrite(pending, i) {
-                    configuration.mark_happened(i);
+                if !configuration.is_linearized(i) && self.is_unread_overwrite(pending, i) {
+                    configuration.mark_linearized(i);
                 }
             }
         }
@@ -426,9 +428,9 @@ impl History<'_> {
         for &i in pending
             .known_operations
             .iter()
-            .filter(|i| !from.has_happened(**i))
+            .filter(|i| !from.is_linearized(**i))
         {
-            step(self.state_after(i, state), &|c| c.mark_happened(i));
+            step(self.state_after(i, state), &|c| c.mark_linearized(i));
         }
         // None of these can happen twice: afterwards the state's version is past theirs.
         for (&version, all) in pending.unknown_by_found_version.range(state.version..) {
@@ -449,9 +451,9 @@ impl History<'_> {
             }
         }
         for (kind, action) in ACTION_OF_KIND.into_iter().enumerate() {
-            if from.happened_unknown_changes[kind] < pending.unknown_counts_by_kind[kind] {
+            if from.linearized_unknown_changes[kind] < pending.unknown_counts_by_kind[kind] {
                 step(state.after_unknown_outcome(action, None), &|c| {
-                    c.happened_unknown_changes[kind] += 1
+                    c.linearized_unknown_changes[kind] += 1
                 });
             }
         }

@@ -51,7 +51,7 @@ pub struct ReceiveBuffers {
     /// True if the last receive has left no packet at any socket.
     are_all_sockets_empty: bool,
     /// Index of the socket from which the last packets came.
-    last_socket: Option<usize>,
+    last_received_socket: Option<usize>,
     /// Number of further receives from that socket before all sockets are polled.
     receives_before_repoll: u8,
 }
@@ -62,7 +62,7 @@ impl Default for ReceiveBuffers {
             buffers: receive::MessageBuffers::new(),
             max_messages_of_next_call: MIN_MESSAGES_PER_CALL,
             is_last_socket_drained: false,
-            last_socket: None,
+            last_received_socket: None,
             receives_before_repoll: 0,
             are_all_sockets_empty: false,
         }
@@ -281,7 +281,9 @@ impl Endpoint {
     ) -> usize {
         inbox.are_all_sockets_empty = false;
         if let Some(turns) = inbox.receives_before_repoll.checked_sub(1)
-            && let Some(socket) = inbox.last_socket.and_then(|last| self.sockets.get(last))
+            && let Some(socket) = inbox
+                .last_received_socket
+                .and_then(|last| self.sockets.get(last))
         {
             inbox.receives_before_repoll = turns;
             return self.receive_from(socket, inbox, &mut take);
@@ -301,7 +303,7 @@ impl Endpoint {
             let i = usize::try_from(registered).unwrap_or(usize::MAX);
             if let Some(socket) = self.sockets.get(i) {
                 count += self.receive_from(socket, inbox, take);
-                inbox.last_socket = Some(i);
+                inbox.last_received_socket = Some(i);
             } else if let Some(shared) = &self.shared {
                 let mut counted = |packet: ReceivedPacket<'_>| {
                     if let Some(counters) =
@@ -430,7 +432,7 @@ impl AsFd for Endpoint {
     }
 }
 
-/// Passes the packets of a burst that was sent from `socket` to `observe`.
+/// Calls `observe` with each packet of a burst that `socket` has sent.
 fn observe_burst(
     socket: &BoundSocket,
     batch: &PacketBatch,

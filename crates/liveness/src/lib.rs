@@ -17,7 +17,7 @@ use rustix::process::{Pid, test_kill_process};
 /// process, or if it is dead already (a zombie or being taken down).
 ///
 /// # Errors
-/// Where there is no telling: this process has no more descriptors.
+/// When the start time cannot be read, because this process has no more descriptors.
 pub fn start_time_ticks(pid: u64) -> io::Result<Option<u64>> {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => Ok(start_time_from_stat(&stat)),
@@ -49,10 +49,10 @@ pub fn start_time_from_stat(stat: &str) -> Option<u64> {
     fields.nth(22 - 10)?.parse().ok()
 }
 
-/// Whether the process that has `pid` and started at `start` still runs.
+/// Returns true if the process that has `pid` and started at `start` still runs.
 ///
-/// Where its start time cannot be read, whichever process has the pid is taken for it: it must not be taken for dead
-/// because this process has no descriptor left.
+/// If the start time cannot be read, any process with the pid counts as that process. A live process must not count as
+/// dead because this process has no descriptor left.
 #[must_use]
 pub fn is_alive(pid: u64, start: u64) -> bool {
     match start_time_ticks(pid) {

@@ -21,9 +21,10 @@ impl From<collective::Error> for CallFailure {
         use collective::Error as E;
         let code = match e {
             E::Verb(_) => abi::SYSTEM_ERROR,
-            E::UnknownRequest | E::InvalidPartCount(_) | E::InvalidRange(_) | E::TooLong { .. } => {
-                abi::INVALID_ARGUMENT
-            }
+            E::UnknownRequest
+            | E::InvalidReceiveCount(_)
+            | E::InvalidRange(_)
+            | E::TooLong { .. } => abi::INVALID_ARGUMENT,
             _ => abi::REMOTE_ERROR,
         };
         Self {

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use collective::{ListenHandle, MAX_PARTS_PER_GROUP};
+use collective::{ListenHandle, MAX_RECEIVES_PER_GROUP};
 
 use crate::abi::*;
 use crate::comm::{self, CallFailure, ListenComm, MemoryHandle, NcclComm, PendingRequest, invalid};
@@ -375,7 +375,7 @@ unsafe fn irecv_grouped<S: Copy + TryInto<usize>>(
         // SAFETY: `request` is NCCL's place for a result.
         unsafe { write(request, null_mut(), "request") }?;
         let n = usize::try_from(arrays.n).unwrap_or(0);
-        if !(1..=MAX_PARTS_PER_GROUP).contains(&n) {
+        if !(1..=MAX_RECEIVES_PER_GROUP).contains(&n) {
             let reason = format!("{} receives in a group: there may be 1 to 8", arrays.n);
             return Err(invalid(reason));
         }
@@ -471,7 +471,7 @@ pub(crate) unsafe extern "C" fn iflush(
         if data.is_null() || sizes.is_null() || mhandles.is_null() {
             return Err(invalid("an array is NULL"));
         }
-        let n = usize::try_from(n).unwrap_or(0).min(MAX_PARTS_PER_GROUP);
+        let n = usize::try_from(n).unwrap_or(0).min(MAX_RECEIVES_PER_GROUP);
         // One READ from the last receive with bytes flushes all earlier data, too.
         // SAFETY: the arrays have `n` elements.
         let last = (0..n).rev().find(|at| unsafe { *sizes.add(*at) } > 0);

@@ -172,7 +172,7 @@ impl OwningPdOrQp {
         self.0 & Self::WINDOW_TYPE_1_BITS != 0
     }
 
-    /// Returns the same owner for a process in which the protection domain has another `number`.
+    /// Returns this owner with another protection domain number, that of the importing process.
     #[inline]
     #[must_use]
     pub const fn with_pd_number(self, number: u32) -> Self {

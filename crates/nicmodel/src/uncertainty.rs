@@ -117,7 +117,7 @@ fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
         nic: known.nic,
         bottleneck: match bottleneck {
             "" => None,
-            name => Some(parse_bottleneck(name)?),
+            name => Some(resource_from_name(name)?),
         },
         profile_refitted_without_rate: how == "left-out",
         published_mops: rate(published)?,
@@ -130,7 +130,7 @@ fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
     Ok(row)
 }
 
-fn parse_bottleneck(name: &str) -> Result<Resource, String> {
+fn resource_from_name(name: &str) -> Result<Resource, String> {
     let words: StrDeserializer<'_, NameError> = name.into_deserializer();
     Resource::deserialize(words).map_err(|_| format!("{name:?} is no resource"))
 }

@@ -270,8 +270,8 @@ fn put_device(message: &mut MessageBuilder, index: usize, device: &Device) {
 fn put_port(message: &mut MessageBuilder, number: usize, port: &Port) {
     message.put_u32(attr::PORT_INDEX, to_u32(number));
     if let Some(subnet) = &port.subnet {
-        if let Some(capabilities) = subnet.capabilities {
-            message.put_u64(attr::CAP_FLAGS, u64::from(capabilities));
+        if let Some(port_cap_flags) = subnet.port_cap_flags {
+            message.put_u64(attr::CAP_FLAGS, u64::from(port_cap_flags));
         }
         if let Some(prefix) = subnet.gid_prefix {
             message.put_u64(attr::SUBNET_PREFIX, prefix);

@@ -58,7 +58,7 @@ pub struct Port {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortSubnetAttributes {
     /// `port_cap_flags` of `ibv_query_port(3)`.
-    pub capabilities: Option<u32>,
+    pub port_cap_flags: Option<u32>,
     /// Upper half of GID 0, as a number.
     pub gid_prefix: Option<u64>,
     /// LID of the port.

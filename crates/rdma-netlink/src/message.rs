@@ -67,35 +67,35 @@ impl MessageBuilder {
         self.bytes.resize(aligned, 0);
     }
 
-    /// Adds a text, with a zero at its end.
+    /// Appends an attribute with a text and a zero at its end.
     pub(crate) fn put_text(&mut self, attribute: u16, text: &str) {
         let text: Vec<u8> = text.bytes().take(MAX_TEXT_BYTES).chain([0]).collect();
         self.put(attribute, &text);
     }
 
-    /// Adds a number of 8 bits.
+    /// Appends an attribute of 8 bits.
     pub(crate) fn put_u8(&mut self, attribute: u16, value: u8) {
         self.put(attribute, &[value]);
     }
 
-    /// Adds a number of 32 bits.
+    /// Appends an attribute of 32 bits.
     pub(crate) fn put_u32(&mut self, attribute: u16, value: u32) {
         self.put(attribute, &value.to_ne_bytes());
     }
 
-    /// Adds a number of 64 bits.
+    /// Appends an attribute of 64 bits.
     pub(crate) fn put_u64(&mut self, attribute: u16, value: u64) {
         self.put(attribute, &value.to_ne_bytes());
     }
 
-    /// Begins an attribute of attributes.
+    /// Begins an attribute that contains the attributes appended next.
     pub(crate) fn begin_nested(&mut self, attribute: u16) -> NestedAttribute {
         let at = self.bytes.len();
         self.put(attribute | NLA_F_NESTED, &[]);
         NestedAttribute { at }
     }
 
-    /// Ends it: the attributes since are within.
+    /// Ends a nested attribute: it contains all attributes appended since it began.
     pub(crate) fn end_nested(&mut self, nest: NestedAttribute) {
         let len = u16::try_from(self.bytes.len() - nest.at).unwrap_or(u16::MAX);
         self.set(nest.at, &len.to_ne_bytes());

@@ -9,33 +9,33 @@ use crate::{Device, Port, PortSubnetAttributes};
 /// A file that is missing or says nonsense leaves out what it is about.
 #[must_use]
 pub fn devices(class: &Path) -> Vec<Device> {
-    let mut names = names(class);
+    let mut names = list_names(class);
     names.sort();
     names
         .into_iter()
-        .map(|name| device(&class.join(&name), name))
+        .map(|name| read_device(&class.join(&name), name))
         .collect()
 }
 
-fn device(folder: &Path, name: String) -> Device {
+fn read_device(folder: &Path, name: String) -> Device {
     let ports = folder.join("ports");
-    let interfaces = interfaces(&folder.join("device/net"));
+    let interfaces = read_interfaces(&folder.join("device/net"));
     // Ports have numbers from 1 on, without gaps.
     let ports = (1..=u8::MAX)
         .map(|number| ports.join(number.to_string()))
         .take_while(|folder| folder.is_dir())
-        .map(|folder| port(&folder, &interfaces));
+        .map(|folder| read_port(&folder, &interfaces));
     Device {
         firmware: read_trimmed(&folder.join("fw_ver")),
-        node_type: leading_number(&folder.join("node_type")),
-        node_guid: guid(&folder.join("node_guid")),
-        sys_image_guid: guid(&folder.join("sys_image_guid")),
+        node_type: read_leading_number(&folder.join("node_type")),
+        node_guid: read_guid(&folder.join("node_guid")),
+        sys_image_guid: read_guid(&folder.join("sys_image_guid")),
         ports: ports.collect(),
         name,
     }
 }
 
-fn port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
+fn read_port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
     // Where a device has several interfaces, the port's own is that of its first GID with one.
     let own = (0..=1).find_map(|index| {
         let name = read_trimmed(&folder.join(format!("gid_attrs/ndevs/{index}")))?;
@@ -44,53 +44,53 @@ fn port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
     let interface = own.or(interfaces.first()).cloned();
     let is_infiniband = read_trimmed(&folder.join("link_layer")).as_deref() == Some("InfiniBand");
     Port {
-        state: leading_number(&folder.join("state")),
-        physical_state: leading_number(&folder.join("phys_state")),
-        subnet: is_infiniband.then(|| subnet(folder)),
+        state: read_leading_number(&folder.join("state")),
+        physical_state: read_leading_number(&folder.join("phys_state")),
+        subnet: is_infiniband.then(|| read_subnet(folder)),
         interface_name_and_index: interface.filter(|_| !is_infiniband),
-        counters: counters(&folder.join("hw_counters")),
+        counters: read_counters(&folder.join("hw_counters")),
     }
 }
 
-fn subnet(folder: &Path) -> PortSubnetAttributes {
+fn read_subnet(folder: &Path) -> PortSubnetAttributes {
     let gid = read_trimmed(&folder.join("gids/0")).unwrap_or_default();
     PortSubnetAttributes {
-        capabilities: hexadecimal(&folder.join("cap_mask")),
+        port_cap_flags: read_hexadecimal(&folder.join("cap_mask")),
         gid_prefix: gid.get(..19).and_then(parse_guid),
-        lid: hexadecimal(&folder.join("lid")).and_then(|lid| u16::try_from(lid).ok()),
-        sm_lid: hexadecimal(&folder.join("sm_lid")).and_then(|lid| u16::try_from(lid).ok()),
-        lid_mask_control: decimal(&folder.join("lid_mask_count"))
+        lid: read_hexadecimal(&folder.join("lid")).and_then(|lid| u16::try_from(lid).ok()),
+        sm_lid: read_hexadecimal(&folder.join("sm_lid")).and_then(|lid| u16::try_from(lid).ok()),
+        lid_mask_control: read_decimal(&folder.join("lid_mask_count"))
             .and_then(|count| u8::try_from(count).ok()),
     }
 }
 
 /// The interfaces of a folder of interfaces that say their index.
-fn interfaces(folder: &Path) -> Vec<(String, u32)> {
-    let mut names = names(folder);
+fn read_interfaces(folder: &Path) -> Vec<(String, u32)> {
+    let mut names = list_names(folder);
     names.sort();
     let known = names.into_iter().filter_map(|name| {
-        let index = decimal(&folder.join(&name).join("ifindex"))?;
+        let index = read_decimal(&folder.join(&name).join("ifindex"))?;
         Some((name, u32::try_from(index).ok()?))
     });
     known.collect()
 }
 
 /// The numbers in the files of a folder of counters. `lifespan` is an age, no counter.
-fn counters(folder: &Path) -> Vec<(String, u64)> {
-    let mut names = names(folder);
+fn read_counters(folder: &Path) -> Vec<(String, u64)> {
+    let mut names = list_names(folder);
     names.sort();
     names
         .into_iter()
         .filter(|name| name != "lifespan")
         .filter_map(|name| {
-            let value = decimal(&folder.join(&name))?;
+            let value = read_decimal(&folder.join(&name))?;
             Some((name, value))
         })
         .collect()
 }
 
 /// The names in a folder; none where it cannot be read.
-fn names(folder: &Path) -> Vec<String> {
+fn list_names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().into_string().ok())
@@ -105,27 +105,27 @@ pub fn read_trimmed(file: &Path) -> Option<String> {
 }
 
 /// `4` of `4: ACTIVE`.
-fn leading_number(file: &Path) -> Option<u8> {
+fn read_leading_number(file: &Path) -> Option<u8> {
     read_trimmed(file)?.split(':').next()?.trim().parse().ok()
 }
 
 /// The decimal number in a file.
 #[must_use]
-pub fn decimal(file: &Path) -> Option<u64> {
+pub fn read_decimal(file: &Path) -> Option<u64> {
     read_trimmed(file)?.parse().ok()
 }
 
 /// The number such as `0x1` in a file.
 #[must_use]
-pub fn hexadecimal(file: &Path) -> Option<u32> {
+pub fn read_hexadecimal(file: &Path) -> Option<u32> {
     u32::from_str_radix(read_trimmed(file)?.strip_prefix("0x")?, 16).ok()
 }
 
-fn guid(file: &Path) -> Option<u64> {
+fn read_guid(file: &Path) -> Option<u64> {
     parse_guid(&read_trimmed(file)?)
 }
 
-/// Four words of 16 bits, with colons between them, as a number.
+/// Parses a GUID as sysfs prints it: four 16-bit words with colons between them.
 #[must_use]
 pub fn parse_guid(text: &str) -> Option<u64> {
     let words: Vec<&str> = text.split(':').collect();
@@ -228,7 +228,7 @@ mod tests {
             panic!("{devices:?}");
         };
         let subnet = PortSubnetAttributes {
-            capabilities: Some(0x1_0000),
+            port_cap_flags: Some(0x1_0000),
             gid_prefix: Some(0xfe80 << 48),
             lid: Some(1),
             sm_lid: Some(0x12),

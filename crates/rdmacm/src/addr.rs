@@ -237,7 +237,7 @@ pub(crate) fn mtu_to(dst: SocketAddr) -> io::Result<u32> {
     Ok(mtu?)
 }
 
-/// Returns a socket connected to `dst`.
+/// Returns a UDP socket connected to `dst`, to ask the kernel for the route. No packet is sent.
 fn socket_to(dst: SocketAddr) -> io::Result<UdpSocket> {
     let any = if dst.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;

@@ -146,7 +146,7 @@ impl Cm {
             && (!own.is_loopback() || self.gid_reached_by_packets(own).is_some())
     }
 
-    /// Returns the connections by MADs, which the first call starts.
+    /// Returns the connection manager for MADs on QP1. The first call starts it.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the NIC does not reach other hosts; otherwise the error of opening QP1.

@@ -124,7 +124,7 @@ impl IbAddr {
     pub(crate) fn with_selected_port_space(self, port_space: rdma_port_space) -> Result<Self> {
         let mask = self.service_id_mask & PORT_SPACE_MASK;
         let asked = self.service_id & mask;
-        // An id of RDMA_PS_IB may have any of these port spaces.
+        // The service ID of an RDMA_PS_IB id may select any of these port spaces.
         let selected = [RDMA_PS_IB, RDMA_PS_TCP, RDMA_PS_UDP]
             .into_iter()
             .filter(|&ps| port_space == RDMA_PS_IB || port_space == ps)

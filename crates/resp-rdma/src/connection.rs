@@ -93,7 +93,7 @@ impl Connection {
     /// Arms the descriptors for the next arrival. Returns false if something has already arrived;
     /// then read or write first.
     pub fn arm_unless_arrived(&mut self) -> bool {
-        if self.queue.repost_used_receives().is_err() || self.queue.arm().is_err() {
+        if self.queue.repost_used_receives().is_err() || self.queue.arm_cq().is_err() {
             return false;
         }
         let (before, _) = (self.phase, self.process_cm_events());

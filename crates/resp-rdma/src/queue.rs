@@ -362,7 +362,7 @@ impl ConnectedQp {
 
     /// Arms the descriptor for the next completion. Earlier completions raise no event, so poll
     /// once more afterwards.
-    pub(crate) fn arm(&mut self) -> Result<(), verbs::EventError> {
+    pub(crate) fn arm_cq(&mut self) -> Result<(), verbs::EventError> {
         if self.armed {
             // Take a pending event, or the channel would keep it.
             let _ = self.resources.channel.wait_for_cq_event();

@@ -79,7 +79,7 @@ impl MessagePosition {
         matches!(self, Self::Last | Self::Only)
     }
 
-    /// Returns the position of a packet that is first, last, both or neither.
+    /// Returns a packet's position from whether the packet is the first and whether it is the last of its message.
     #[must_use]
     pub const fn of(is_first: bool, is_last: bool) -> Self {
         match (is_first, is_last) {

@@ -65,14 +65,14 @@ pub enum NumberRefusal {
 
 impl Counter {
     /// Creates a counter whose first number is `start`. Numbers below `limit` may be given now, and numbers below `end`
-    /// ever. When fewer than `low_water` numbers remain below the limit, [`take_numbers`](Self::take_numbers) wakes the
-    /// reserver.
+    /// ever. When fewer than `wake_reserver_below_remaining` numbers remain below the limit,
+    /// [`take_numbers`](Self::take_numbers) wakes the reserver.
     pub fn new(
         pd: &ProtectionDomain,
         start: u64,
         limit: u64,
         end: u64,
-        low_water: u64,
+        wake_reserver_below_remaining: u64,
     ) -> Result<Self, VerbError> {
         let next = pd.alloc(
             64,
@@ -84,7 +84,7 @@ impl Counter {
             limit_mr,
             start,
             end_of_numbers: end,
-            wake_reserver_below_remaining: low_water,
+            wake_reserver_below_remaining,
             stopped_waiting_for_limit: AtomicBool::new(false),
             reserver: OnceLock::new(),
         };

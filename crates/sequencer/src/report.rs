@@ -71,9 +71,10 @@ pub struct ServerStats {
     pub postlists: Vec<u64>,
     /// Datagrams from senders that are not registered clients.
     pub strangers: u64,
-    /// Clients that are connected.
-    pub clients: u64,
-    /// Clients that have ever connected.
+    /// Number of clients that are connected.
+    #[serde(rename = "clients")]
+    pub connected_clients: u64,
+    /// Number of clients that have ever connected.
     pub clients_total: u64,
     /// The first number that this server could give.
     pub start: u64,

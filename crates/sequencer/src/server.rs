@@ -206,7 +206,7 @@ impl Service for Sequencer {
             doorbells: counts.doorbells,
             postlists: counts.postlists,
             strangers: counts.strangers,
-            clients: clients.now,
+            connected_clients: clients.now,
             clients_total: clients.ever,
             start,
             next,

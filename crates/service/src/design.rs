@@ -69,8 +69,8 @@ pub fn check(
     };
     Err(UnsupportedDesign {
         design,
-        device: device.device.clone(),
-        provider: device.provider,
+        device: device.device_name.clone(),
+        provider: device.provider_name,
         lacks,
         runnable: all.iter().filter_map(runs).collect(),
     })

@@ -24,7 +24,7 @@ pub fn ticks() -> u64 {
     now_ns()
 }
 
-/// Returns the number of [`ticks`] in a microsecond. The first call measures it, which takes 20 µs.
+/// Returns the number of [`ticks`] in a microsecond. The first call measures the tick rate, which takes 20 µs.
 #[must_use]
 pub fn ticks_per_us() -> u64 {
     static MEASURED_TICKS_PER_US: OnceLock<u64> = OnceLock::new();

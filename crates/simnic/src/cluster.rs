@@ -65,14 +65,19 @@ impl Cluster {
     /// # Errors
     /// See [`ClusterError`].
     pub fn new(profile: &Profile, machines: usize, seed: u64) -> Result<Self, ClusterError> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT_SIMULATION_ID: AtomicU64 = AtomicU64::new(1);
         let places = if profile.dpu.is_some() { 2 } else { 1 };
         let count = u32::try_from(machines).ok();
         let Some(count) = count.filter(|_| machines <= MAX_MACHINES / places) else {
             return Err(ClusterError::TooManyMachines(machines));
         };
         let costs = NicParameters::of(profile)?;
-        let mut world = Simulation::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
+        let mut world = Simulation::new(
+            NEXT_SIMULATION_ID.fetch_add(1, Ordering::Relaxed),
+            profile,
+            costs,
+            seed,
+        );
         world.add_machines(profile, count);
         let unknown_of_cores = PlaceCosts::of(profile, 1.0, 1).unknown_core_costs;
         if !threads::install_simulation(Box::new(world)) {

@@ -256,8 +256,8 @@ pub(crate) struct PcieTransferCosts {
     pub(crate) wqe_refetch: PcieCost,
     /// Write of the response to a READ or atomic.
     pub(crate) response_write: PcieCost,
-    /// DMA transfers of the responder.
-    pub(crate) responder_dma: PcieCost,
+    /// Cost of the DMA transfers of the responder.
+    pub(crate) responder_dma_cost: PcieCost,
     /// Fetches of lists of WQEs, by the length of the list; `None` if not computed yet.
     wqe_fetch_by_list_len: Vec<Option<PcieCost>>,
 }
@@ -499,7 +499,7 @@ fn pcie_transfer_costs(profile: &Profile, operation: &Operation) -> Option<PcieT
         response_write: link.transaction_cost(&one.requester, |p| {
             p == TransactionPurpose::ResponsePlacement
         }),
-        responder_dma: link.transaction_cost(&one.responder, |_| true),
+        responder_dma_cost: link.transaction_cost(&one.responder, |_| true),
         wqe_fetch_by_list_len: Vec::new(),
     })
 }

@@ -17,8 +17,8 @@ pub(crate) struct NicPort {
 #[derive(Debug, Default)]
 pub(crate) struct NicPorts {
     ports: Vec<NicPort>,
-    assigned_sending_qps: usize,
-    assigned_receiving_qps: usize,
+    sending_qps_with_port: usize,
+    receiving_qps_with_port: usize,
 }
 
 /// The port of a queue pair; none until it has sent or received.
@@ -41,7 +41,7 @@ impl NicPorts {
     #[inline(always)]
     pub(crate) fn port_of_sending_qp(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
         if *own == QpPortIndex::UNASSIGNED {
-            *own = assign_port(&mut self.assigned_sending_qps, self.ports.len());
+            *own = assign_port(&mut self.sending_qps_with_port, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }
@@ -50,7 +50,7 @@ impl NicPorts {
     #[inline(always)]
     pub(crate) fn port_of_receiving_qp(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
         if *own == QpPortIndex::UNASSIGNED {
-            *own = assign_port(&mut self.assigned_receiving_qps, self.ports.len());
+            *own = assign_port(&mut self.receiving_qps_with_port, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }

@@ -397,7 +397,7 @@ impl Simulation {
         self.apply_due_writes();
     }
 
-    /// Posts the RECVs of the list, up to the first that is refused. Fails with the errno of the refusal.
+    /// Posts the RECVs of the list. At the first RECV that cannot be posted it stops and returns that RECV's errno.
     #[inline(always)]
     pub(crate) fn post_recvs(&mut self, index: u32, recvs: impl RecvList<i32>) -> Result<(), i32> {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
@@ -419,8 +419,8 @@ impl Simulation {
         result.map_err(|errno| if most == 0 { libc::EINVAL } else { errno })
     }
 
-    /// Posts the RECVs of the list to a shared receive queue, up to the first that is refused. Fails with the errno of
-    /// the refusal.
+    /// Posts the RECVs of the list to a shared receive queue. At the first RECV that cannot be posted it stops and
+    /// returns that RECV's errno.
     pub(crate) fn post_shared_recvs(
         &mut self,
         index: u32,

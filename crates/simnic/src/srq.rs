@@ -10,7 +10,7 @@ pub(crate) struct Srq {
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     /// Number of queue pairs that use the queue.
-    pub(crate) qp_count: u32,
+    pub(crate) attached_qp_count: u32,
 }
 
 /// Takes the RECV for a message to a queue pair: from its own receive queue, or from its shared one.

@@ -176,7 +176,7 @@ impl Simulation {
         if let Some(srq) = qp.srq
             && let Some(Some(srq)) = self.srqs.get_mut(srq as usize)
         {
-            srq.qp_count -= 1;
+            srq.attached_qp_count -= 1;
         }
         let nic = self.nic(qp.machine);
         qp.reads.forget_all(&mut nic.qps_with_outstanding_reads);

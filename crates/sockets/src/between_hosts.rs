@@ -446,8 +446,8 @@ impl Conn {
         }
     }
 
-    /// Returns true if the caller may take the wake bytes that it has peeked at. They stay while other threads sleep and
-    /// have not found the data; the peer is asked for the next one first.
+    /// Returns true if the caller may consume the wake bytes that it has peeked at: no other thread sleeps, or no data
+    /// is left in the ring. If a thread sleeps, the peer is asked for the next wake byte first.
     fn may_take_wakes_of_other_host(
         &self,
         link: &PageAndSide,

@@ -18,7 +18,7 @@ use crate::{nic, real};
 
 /// The environment variable with the UDP port, the same on all hosts.
 const PORT_VARIABLE: &str = "VERBATIM_SOCKETS_PORT";
-const DEFAULT_PORT: u16 = 4792;
+const DEFAULT_UDP_PORT: u16 = 4792;
 /// Version of the datagrams.
 const VERSION: u32 = 1;
 const MAX_DATAGRAM_BYTES: usize = 2048;
@@ -70,7 +70,7 @@ pub(crate) fn forget() {
 fn port() -> u16 {
     let set = std::env::var(PORT_VARIABLE).ok();
     set.and_then(|text| text.parse().ok())
-        .unwrap_or(DEFAULT_PORT)
+        .unwrap_or(DEFAULT_UDP_PORT)
 }
 
 fn send(message: &Message) {

@@ -1,6 +1,6 @@
 //! The reasons why a connection stays on TCP, or was demoted.
 
-/// A reason, as stored in the page of a connection.
+/// Why a connection does not use RDMA, as stored in its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum NotRdmaReason {

@@ -281,7 +281,7 @@ impl Conn {
     }
 
     /// Wakes a peer that waits for room.
-    pub(crate) fn wake_sender(&self, fd: c_int) {
+    pub(crate) fn wake_sending_peer(&self, fd: c_int) {
         let mut tx = lock(&self.tx);
         let Some(link) = tx.link.clone() else { return };
         let dir = link.page.direction_words(link.own_side);

@@ -278,7 +278,7 @@ impl Conn {
                 && dir.sender_sleeps.load(Ordering::Relaxed) != 0
                 && dir.sender_sleeps.swap(0, Ordering::SeqCst) != 0
             {
-                self.wake_sender(fd);
+                self.wake_sending_peer(fd);
             }
         }
         Some(n)

@@ -121,7 +121,7 @@ pub(crate) struct Cq {
     /// Number of empty polls in a row after which the poller is throttled.
     throttle_at_idle_polls: AtomicU32,
     /// Number of queue pairs that use the queue; a queue pair counts twice if both its queues complete here.
-    pub(crate) user_count: AtomicUsize,
+    pub(crate) qp_use_count: AtomicUsize,
     pub(crate) unacknowledged_comp_events: UnacknowledgedEvents,
     /// The same count for asynchronous events.
     pub(crate) unacknowledged_async_events: UnacknowledgedEvents,
@@ -189,7 +189,7 @@ impl Cq {
                 overfull_engine_ticks: 0,
             }),
             throttle_at_idle_polls: AtomicU32::new(rest::IDLE_POLLS_UNTIL_THROTTLE),
-            user_count: AtomicUsize::new(0),
+            qp_use_count: AtomicUsize::new(0),
             unacknowledged_comp_events: UnacknowledgedEvents::default(),
             unacknowledged_async_events: UnacknowledgedEvents::default(),
             context,
@@ -210,13 +210,14 @@ impl Cq {
 
     /// Counts `users` objects that use the queue until they [leave](Self::remove_user) it.
     pub(crate) fn add_users(&self, users: u32) {
-        self.user_count.fetch_add(users as usize, Ordering::Relaxed);
+        self.qp_use_count
+            .fetch_add(users as usize, Ordering::Relaxed);
         self.shared().use_count.fetch_add(users, Ordering::Relaxed);
     }
 
     /// Ends the count of an object that [entered](Self::add_users).
     pub(crate) fn remove_user(&self) {
-        self.user_count.fetch_sub(1, Ordering::Relaxed);
+        self.qp_use_count.fetch_sub(1, Ordering::Relaxed);
         self.shared().use_count.fetch_sub(1, Ordering::Relaxed);
     }
 

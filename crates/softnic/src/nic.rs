@@ -96,7 +96,7 @@ pub(crate) trait NicObjects: Send + Sync {
     /// Processes the connection notices that have arrived.
     fn process_connection_notices(&self, nic: &Nic);
     /// Delivers the packets that have arrived to their queue pairs. Returns true if any had.
-    fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool;
+    fn deliver_arrived_packets(&self, nic: &Nic, by: PacketDeliveryCaller) -> bool;
     /// Sends the answers that the next check for packets would send.
     fn send_owed_answers(&self, nic: &Nic);
     /// Returns true if the queue pairs at both indices were made through one context.
@@ -107,9 +107,9 @@ pub(crate) trait NicObjects: Send + Sync {
     fn remove_cq(&self, index: usize);
 }
 
-/// The caller of a check for packets.
+/// The caller of [`NicObjects::deliver_arrived_packets`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PacketCheckCaller {
+pub(crate) enum PacketDeliveryCaller {
     /// A thread of the program that polls: it checks again soon.
     Poll,
     /// A thread that is about to change a queue pair: all that has arrived by now is processed, also by other threads.
@@ -263,7 +263,7 @@ impl Nic {
             self.packet_path.note_program_check();
             self.packet_path.flush_held_back();
             self.objects
-                .deliver_arrived_packets(self, PacketCheckCaller::Poll);
+                .deliver_arrived_packets(self, PacketDeliveryCaller::Poll);
         }
         self.process_arrived_connection_notices();
     }
@@ -273,7 +273,7 @@ impl Nic {
     pub(crate) fn process_all_arrivals(&self) {
         if path::are_packets_in_use() {
             self.objects
-                .deliver_arrived_packets(self, PacketCheckCaller::BeforeQpChange);
+                .deliver_arrived_packets(self, PacketDeliveryCaller::BeforeQpChange);
         }
         self.process_arrived_connection_notices();
     }
@@ -284,7 +284,7 @@ impl Nic {
             self.packet_path.set_engine_checking(true);
             let came = self
                 .objects
-                .deliver_arrived_packets(self, PacketCheckCaller::Engine);
+                .deliver_arrived_packets(self, PacketDeliveryCaller::Engine);
             self.packet_path.set_engine_checking(false);
             came
         };

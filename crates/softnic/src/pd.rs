@@ -23,7 +23,7 @@ pub(crate) struct Pd {
     /// The handle that the domain has in its home.
     home_handle: u32,
     /// Number of objects that were made with this handle.
-    pub(crate) user_count: AtomicUsize,
+    pub(crate) object_count: AtomicUsize,
     /// True if the program has given the handle back while objects made with it are left.
     unimported: AtomicBool,
     origin: PdOrigin,
@@ -53,7 +53,7 @@ impl Pd {
             context,
             local_number: number,
             home_handle: handle,
-            user_count: AtomicUsize::new(0),
+            object_count: AtomicUsize::new(0),
             unimported: AtomicBool::new(false),
             origin: of,
         })
@@ -125,14 +125,14 @@ impl Pd {
     /// Takes the handle back from the program, perhaps before the program destroys the objects made with it.
     pub(crate) fn unimport(&self) {
         self.unimported.store(true, Ordering::Release);
-        if self.user_count.load(Ordering::Acquire) == 0 {
+        if self.object_count.load(Ordering::Acquire) == 0 {
             self.take_handle_back_without_destroying();
         }
     }
 
     /// Counts an object that is made of the domain, and [leaves](Self::remove_user) it when it is destroyed.
     pub(crate) fn add_user(&self) {
-        self.user_count.fetch_add(1, Ordering::Relaxed);
+        self.object_count.fetch_add(1, Ordering::Relaxed);
         // Objects of a parent domain count here, too: a process that destroys one by an import knows its domain only by
         // number.
         if let Some(uses) = self.root_shared_domain().derived_object_count() {
@@ -150,7 +150,7 @@ impl Pd {
 
     /// Ends the count of an object that another process has destroyed and taken out of the shared count.
     pub(crate) fn remove_user_destroyed_by_other_process(&self) {
-        let last = self.user_count.fetch_sub(1, Ordering::AcqRel) == 1;
+        let last = self.object_count.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && self.is_unimported() {
             self.take_handle_back_without_destroying();
         }

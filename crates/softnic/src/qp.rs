@@ -570,7 +570,7 @@ impl Qp {
         self.send_cq.remove_user();
         self.recv_cq.remove_user();
         if let Some(srq) = &self.srq {
-            srq.user_count.fetch_sub(1, Ordering::Relaxed);
+            srq.qp_count.fetch_sub(1, Ordering::Relaxed);
         }
         if let XrcRole::Recv(_, uses) = &self.xrc {
             uses.fetch_sub(1, Ordering::Relaxed);

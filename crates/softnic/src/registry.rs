@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::gids_of;
 use crate::lock::lock;
-use crate::nic::{Nic, NicObjects, PacketCheckCaller};
+use crate::nic::{Nic, NicObjects, PacketDeliveryCaller};
 use crate::path::{DEFAULT_PKEY, DropReason, MadDelivery, PacketArrival, note_packets_in_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
@@ -85,16 +85,16 @@ impl NicObjects for ObjectRegistry {
     /// Acknowledgements of packets that a poll finds are left to the next check, or to what the program posts until
     /// then. The program sees its completions before the kernel has carried the acknowledgement, and its answer takes
     /// the acknowledgement along.
-    fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool {
+    fn deliver_arrived_packets(&self, nic: &Nic, by: PacketDeliveryCaller) -> bool {
         let Some(mut delivery) = nic
             .packet_path
-            .try_begin_delivery(by == PacketCheckCaller::BeforeQpChange)
+            .try_begin_delivery(by == PacketDeliveryCaller::BeforeQpChange)
         else {
             return false;
         };
         let mut came = false;
         let mut touched = self.take_qps_with_postponed_answers();
-        let leaves_answers = by == PacketCheckCaller::Poll && touched.answering.is_empty();
+        let leaves_answers = by == PacketDeliveryCaller::Poll && touched.answering.is_empty();
         for _ in 0..MAX_DELIVERY_ROUNDS {
             let now = now_ns();
             let received = nic
@@ -123,7 +123,7 @@ impl NicObjects for ObjectRegistry {
             }
             touched.transmit_next(now);
             nic.packet_path.flush();
-            if by != PacketCheckCaller::BeforeQpChange
+            if by != PacketDeliveryCaller::BeforeQpChange
                 && delivery.is_drained()
                 && !touched.has_intra_process
             {

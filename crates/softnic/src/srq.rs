@@ -23,7 +23,7 @@ pub(crate) struct Srq {
     abi: AbiCell<ibv_srq>,
     pub(crate) context: &'static Context,
     pub(crate) queue: BiasedLock<RecvQueue>,
-    pub(crate) user_count: AtomicUsize,
+    pub(crate) qp_count: AtomicUsize,
     /// 1 + the index of the only receive CQ of the queue pairs; 0 if there is none, `MANY_CQS` if there are several.
     only_recv_cq_index_plus_1: AtomicUsize,
     pub(crate) unacknowledged: UnacknowledgedEvents,
@@ -65,7 +65,7 @@ impl Srq {
             context: pd.context,
             pd,
             queue: BiasedLock::new(queue),
-            user_count: AtomicUsize::new(0),
+            qp_count: AtomicUsize::new(0),
             only_recv_cq_index_plus_1: AtomicUsize::new(0),
             unacknowledged: UnacknowledgedEvents::default(),
             xrc,

@@ -123,10 +123,10 @@ pub(crate) fn arm_domain_cqs(nic: &Nic) {
 impl Xrcd {
     /// Makes a domain.
     pub(crate) fn new(nic: &'static Nic, file: Option<FileId>, gatherer: Arc<Cq>) -> Arc<Self> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        static NEXT_XRCD_NUMBER: AtomicUsize = AtomicUsize::new(0);
         XRC_IN_USE.store(true, Ordering::Relaxed);
         #[allow(clippy::cast_possible_truncation)] // it only has to differ from those that exist
-        let number = (NEXT.fetch_add(1, Ordering::Relaxed) as u32) | 1 << 31;
+        let number = (NEXT_XRCD_NUMBER.fetch_add(1, Ordering::Relaxed) as u32) | 1 << 31;
         Arc::new(Self {
             nic,
             number,
@@ -142,9 +142,9 @@ impl Xrcd {
     /// # Errors
     /// `ENOMEM` if there are no more numbers or no more shared memory.
     pub(crate) fn allocate_and_publish_srq_number(&self, pd: u32) -> Result<u32, i32> {
-        static NEXT: Mutex<usize> = Mutex::new(0);
+        static NEXT_SRQ_INDEX: Mutex<usize> = Mutex::new(0);
         let fabric = &self.nic.fabric;
-        let mut next = lock(&NEXT);
+        let mut next = lock(&NEXT_SRQ_INDEX);
         for _ in 0..MAX_SRQS {
             let index = *next;
             *next = (index + 1) % MAX_SRQS;

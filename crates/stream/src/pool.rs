@@ -40,7 +40,7 @@ struct BlockMemory {
 // SAFETY: the pointer is into a region of the pool, which the holder of a `BlockMemory` keeps alive. Each
 // block has a single holder.
 unsafe impl Send for BlockMemory {}
-// SAFETY: `&BlockMemory` gives no access to the bytes.
+// SAFETY: a shared reference to `BlockMemory` gives no access to the bytes.
 unsafe impl Sync for BlockMemory {}
 
 /// An exclusively owned block of registered memory. Dropping a block returns it to its pool.

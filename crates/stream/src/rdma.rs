@@ -147,7 +147,7 @@ impl RdmaStream {
     }
 
     /// Checks that the TCP connection is still open and without data, and registers both halves for
-    /// changes. Returns true if this check has ended the connection.
+    /// changes. Returns true if the check failed and has closed the stream's connection.
     fn check_tcp(&mut self) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         while let Poll::Ready(ready) = self.tcp.poll_read_ready(&mut cx) {

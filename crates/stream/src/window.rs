@@ -182,8 +182,7 @@ impl Window {
         }
     }
 
-    /// Counts receives that were posted again after messages with payload. A receive of an empty message
-    /// is not counted.
+    /// Adds reposted receives to the credits that are owed to the peer. Only receives of messages with payload count.
     pub fn count_reposted_receives(&mut self, count: u16) {
         self.owed_credits = self
             .owed_credits

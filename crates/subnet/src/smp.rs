@@ -201,7 +201,7 @@ fn capabilities(subnet: &Subnet, port: &Port) -> u32 {
     } else {
         0
     };
-    port.capabilities | manager | 1 << 14
+    port.capability_mask | manager | 1 << 14
 }
 
 pub(crate) fn switch_port_info(subnet: &Subnet, port: u8, arrived: u8) -> Data {

@@ -22,7 +22,7 @@ pub struct Port {
     /// GUID of the port, the lower half of the GID.
     pub guid: u64,
     /// `CapabilityMask` of `PortInfo`.
-    pub capabilities: u32,
+    pub capability_mask: u32,
     /// Partition keys.
     pub pkeys: Vec<u16>,
     /// Traffic since the start.

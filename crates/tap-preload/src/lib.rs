@@ -15,7 +15,7 @@ use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
 
 fn symbols() -> &'static Symbols {
     static TAPPED: OnceLock<Symbols> = OnceLock::new();
-    let own = libibverbs::symbols().unwrap_or_else(|error| end_process(&error));
+    let own = libibverbs::loaded_symbols().unwrap_or_else(|error| end_process(&error));
     if tap::is_counting_or_tracing() {
         TAPPED.get_or_init(tap::symbols::<System>)
     } else {
@@ -25,7 +25,7 @@ fn symbols() -> &'static Symbols {
 
 fn later_symbols() -> &'static LaterSymbols {
     static TAPPED: OnceLock<Option<LaterSymbols>> = OnceLock::new();
-    let own = libibverbs::later_symbols().unwrap_or_else(|error| end_process(&error));
+    let own = libibverbs::loaded_later_symbols().unwrap_or_else(|error| end_process(&error));
     let tapped = if tap::is_counting_or_tracing() {
         TAPPED.get_or_init(tap::later_symbols::<System>).as_ref()
     } else {

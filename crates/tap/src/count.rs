@@ -51,7 +51,7 @@ fn count_each_posted(
     let in_flight = before.saturating_sub(qp.completed_wrs());
     let found = entry.thread.successful_polls.load(Relaxed);
     // Without outstanding work requests, other threads have found all completions.
-    let begins_run = entry.successful_polls_at_post.load(Relaxed) != found || in_flight == 0;
+    let begins_run = entry.successful_polls_at_last_post.load(Relaxed) != found || in_flight == 0;
     if begins_run {
         // A READ is adjacent only to one of the same run.
         store_if_changed(&entry.last_read_end_addr, u64::MAX);
@@ -115,7 +115,7 @@ fn count_each_posted(
     }
     let cell = entry.cell;
     add_single_writer(
-        &cell.postlists_by_length[power_of_two_class(count, POSTLIST_LENGTH_CLASSES)],
+        &cell.postlists_by_length[power_of_two_bucket(count, POSTLIST_LENGTH_BUCKETS)],
         1,
     );
     let outstanding = in_flight.min(qp.max_send_wr().saturating_sub(count));
@@ -124,9 +124,9 @@ fn count_each_posted(
         count * outstanding + count * (count + 1) / 2,
     );
     raise_to(&cell.outstanding_max, outstanding + count);
-    store_if_changed(&entry.completed_signaled_wrs_at_post, completed);
+    store_if_changed(&entry.completed_signaled_wrs_at_last_post, completed);
     if begins_run || outstanding == 0 {
-        entry.successful_polls_at_post.store(found, Relaxed);
+        entry.successful_polls_at_last_post.store(found, Relaxed);
         add_single_writer(&cell.postlist_runs_between_completions, 1);
     }
     if alone && let Some(pattern) = first {
@@ -172,9 +172,9 @@ impl QpThread {
     ) -> bool {
         self.last_post_opcode_and_sges.load(Relaxed) == pattern.opcode_and_sges
             && self.last_post_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
-            && self.successful_polls_at_post.load(Relaxed)
+            && self.successful_polls_at_last_post.load(Relaxed)
                 == self.thread.successful_polls.load(Relaxed)
-            && self.completed_signaled_wrs_at_post.load(Relaxed)
+            && self.completed_signaled_wrs_at_last_post.load(Relaxed)
                 == qp.completed_signaled_wrs.load(Relaxed)
             && RepeatedPosts(self.cell.packed_repeated_posts.load(Relaxed)).count()
                 < MAX_REPEATED_POSTS
@@ -448,7 +448,7 @@ pub(crate) fn count_successful_poll(cq: &Cq, count: u64) {
     add_single_writer(&entry.thread.successful_polls, 1);
     add_single_writer(&cell.completions_found, count);
     add_single_writer(
-        &cell.polls_by_completions[power_of_two_class(count, POLL_CLASSES)],
+        &cell.polls_by_completions[power_of_two_bucket(count, POLL_BUCKETS)],
         1,
     );
     if must_read_clock(before, count) {
@@ -484,7 +484,7 @@ fn count_completion_runs(cq: &Cq, completions: &[ibv_wc]) {
     }
 }
 
-/// Returns 0 if two completions are equal in all counted fields.
+/// Returns the bits in which the counted fields of two completions differ; 0 if they are equal.
 #[inline(always)]
 fn differing_bits(a: &ibv_wc, b: &ibv_wc) -> u32 {
     let fate = (a.status ^ b.status) | (a.opcode ^ b.opcode) | (a.wc_flags ^ b.wc_flags);

@@ -26,14 +26,14 @@ pub(crate) const RECEIVED_KINDS: usize = 32;
 /// kinds stand for classes of payload sizes.
 pub(crate) const SINGLE_SIZE_SENT_KINDS: usize = 40;
 pub(crate) const SINGLE_SIZE_RECEIVED_KINDS: usize = 20;
-/// Number of classes of postlist lengths: 1, 2, up to 4, up to 8 …
-pub(crate) const POSTLIST_LENGTH_CLASSES: usize = 17;
+/// Number of histogram buckets of postlist lengths: 1, 2, up to 4, up to 8 …
+pub(crate) const POSTLIST_LENGTH_BUCKETS: usize = 17;
 /// Number of peers that a queue pair's cell distinguishes.
 pub(crate) const MAX_PEERS: usize = 117;
 /// Number of 8-byte words that the low 12 bits of an aligned address distinguish.
 pub(crate) const ATOMIC_SLOTS: usize = 512;
-/// Number of classes of polls by the number of completions found: 1, 2, up to 4 …
-pub(crate) const POLL_CLASSES: usize = 8;
+/// Number of histogram buckets of polls by the number of completions found: 1, 2, up to 4 …
+pub(crate) const POLL_BUCKETS: usize = 8;
 /// Maximum number of bytes of the command line that a file of counters stores.
 pub(crate) const MAX_COMMAND_LINE_BYTES: usize = 8 * 488;
 
@@ -146,7 +146,7 @@ pub(crate) struct QpThreadCell<W> {
     pub(crate) packed_repeated_posts: W,
     /// Number of operations that were outstanding after the last post that was counted in full.
     pub(crate) outstanding_before_repeats: W,
-    pub(crate) postlists_by_length: [W; POSTLIST_LENGTH_CLASSES],
+    pub(crate) postlists_by_length: [W; POSTLIST_LENGTH_BUCKETS],
     pub(crate) peer_machine_ids: [W; MAX_PEERS],
     /// Times of the first and last post for which the clock was read, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) first_post_ns: W,
@@ -165,8 +165,8 @@ pub(crate) struct CqThreadCell<W> {
     pub(crate) capacity: W,
     pub(crate) empty_polls: W,
     pub(crate) completions_found: W,
-    /// Number of polls in each class of the number of completions found.
-    pub(crate) polls_by_completions: [W; POLL_CLASSES],
+    /// Histogram of polls by the number of completions found.
+    pub(crate) polls_by_completions: [W; POLL_BUCKETS],
     pub(crate) reserved: [W; 3],
 }
 
@@ -321,17 +321,17 @@ impl RecvCounters<u64> {
     }
 }
 
-/// Returns the class of a number that is at least 1: 1, 2, up to 4, up to 8 …; the last class contains all larger
-/// numbers.
+/// Returns the histogram bucket of a number that is at least 1: 1, 2, up to 4, up to 8 …; the last bucket contains all
+/// larger numbers.
 #[inline]
-pub(crate) fn power_of_two_class(number: u64, classes: usize) -> usize {
-    let class = u64::BITS - number.saturating_sub(1).leading_zeros();
-    usize::try_from(class).unwrap_or(classes).min(classes - 1)
+pub(crate) fn power_of_two_bucket(number: u64, buckets: usize) -> usize {
+    let bucket = u64::BITS - number.saturating_sub(1).leading_zeros();
+    usize::try_from(bucket).unwrap_or(buckets).min(buckets - 1)
 }
 
-/// Returns the largest number of a class of [`power_of_two_class`].
-pub(crate) fn largest_of_class(class: usize) -> u64 {
-    1 << class.min(63)
+/// Returns the largest number in a bucket of [`power_of_two_bucket`].
+pub(crate) fn largest_of_bucket(bucket: usize) -> u64 {
+    1 << bucket.min(63)
 }
 
 #[cfg(test)]
@@ -340,10 +340,10 @@ mod tests {
 
     #[test]
     fn classes_end_at_powers_of_two() {
-        let of = |number| power_of_two_class(number, POSTLIST_LENGTH_CLASSES);
+        let of = |number| power_of_two_bucket(number, POSTLIST_LENGTH_BUCKETS);
         assert_eq!([1, 2, 3, 4, 5, 8, 9, 16].map(of), [0, 1, 2, 2, 3, 3, 4, 4]);
-        assert_eq!(of(u64::MAX), POSTLIST_LENGTH_CLASSES - 1);
-        assert_eq!(largest_of_class(of(13)), 16);
+        assert_eq!(of(u64::MAX), POSTLIST_LENGTH_BUCKETS - 1);
+        assert_eq!(largest_of_bucket(of(13)), 16);
     }
 
     #[test]

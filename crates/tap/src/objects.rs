@@ -165,10 +165,10 @@ pub(crate) struct QpThread {
     next: AtomicPtr<QpThread>,
     pub(crate) cell: &'static QpCounters,
     pub(crate) thread: &'static TappedThread,
-    /// Value of `thread.successful_polls_at_post` at the thread's last post.
-    pub(crate) successful_polls_at_post: AtomicU64,
+    /// Value of `thread.successful_polls` at the thread's last post.
+    pub(crate) successful_polls_at_last_post: AtomicU64,
     /// Value of [`Qp::completed_signaled_wrs`] at the thread's last post.
-    pub(crate) completed_signaled_wrs_at_post: AtomicU64,
+    pub(crate) completed_signaled_wrs_at_last_post: AtomicU64,
     /// Key and index of the kind of work requests that was counted last.
     pub(crate) last_sent_kind_key: AtomicU64,
     pub(crate) last_sent_kind_index: AtomicU64,
@@ -286,8 +286,8 @@ impl Qp {
             next: AtomicPtr::new(ptr::null_mut()),
             cell,
             thread,
-            successful_polls_at_post: AtomicU64::new(u64::MAX),
-            completed_signaled_wrs_at_post: AtomicU64::new(0),
+            successful_polls_at_last_post: AtomicU64::new(u64::MAX),
+            completed_signaled_wrs_at_last_post: AtomicU64::new(0),
             last_sent_kind_key: AtomicU64::new(0),
             last_sent_kind_index: AtomicU64::new(0),
             last_post_opcode_and_sges: AtomicU64::new(NO_REPEATABLE_PATTERN),

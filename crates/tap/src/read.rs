@@ -296,7 +296,7 @@ fn add_qp_counters(
     }
     let mut lists = cell.postlists_by_length;
     lists[0] = lists[0].saturating_add(repeated.count());
-    add_postlist_length_classes(&mut qp.postlist_lengths, &lists);
+    add_postlist_length_buckets(&mut qp.postlist_lengths, &lists);
     for (slot, count) in (0u32..).zip(&cell.atomics_by_address_slot) {
         if *count > 0 {
             add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
@@ -371,9 +371,9 @@ fn union_of_spans(one: Option<TimeSpan>, other: Option<TimeSpan>) -> Option<Time
     }
 }
 
-fn add_postlist_length_classes(lengths: &mut Vec<PostlistsByLength>, classes: &[u64]) {
-    for (class, count) in classes.iter().enumerate().filter(|(_, count)| **count > 0) {
-        let at_most = largest_of_class(class);
+fn add_postlist_length_buckets(lengths: &mut Vec<PostlistsByLength>, buckets: &[u64]) {
+    for (bucket, count) in buckets.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let at_most = largest_of_bucket(bucket);
         match lengths.iter_mut().find(|known| known.at_most == at_most) {
             Some(known) => known.count = known.count.saturating_add(*count),
             None => lengths.push(PostlistsByLength {

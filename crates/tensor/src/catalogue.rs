@@ -31,7 +31,7 @@ struct CatalogueEntry<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishedHere;
 
-/// What a store holds.
+/// Statistics of the contents of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreStatistics {
     /// Tensors, published and stored.
@@ -56,12 +56,13 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         }
     }
 
-    /// Whether a tensor of so many bytes can be stored. A catalogue without capacity stores none, not even an empty one.
+    /// Returns true if a tensor of `bytes` bytes can be stored. A catalogue without capacity stores none, not even an
+    /// empty one.
     pub fn fits_total_capacity(&self, bytes: u64) -> bool {
         self.capacity_bytes > 0 && bytes <= self.capacity_bytes
     }
 
-    /// Whether this process has published a tensor of this name.
+    /// Returns true if this process has published a tensor of this name.
     pub fn is_published(&self, name: &TensorName) -> bool {
         let entry = self.entries.get(name);
         entry.is_some_and(|entry| entry.stored_bytes_and_last_use.is_none())
@@ -174,7 +175,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         count
     }
 
-    /// What it holds.
+    /// Returns the statistics of the contents.
     pub fn statistics(&self) -> StoreStatistics {
         StoreStatistics {
             published_and_stored_tensors: self.entries.len() as u64,

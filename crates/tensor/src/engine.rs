@@ -13,28 +13,30 @@ use verbs::{CompletionChannel, Waiter};
 
 use crate::link::PeerLink;
 
-/// How long a caller, and the thread after its last completion, poll before they sleep: waking takes about as long.
+/// How long a caller polls before it sleeps, and the thread after its last completion. Waking a thread takes about as
+/// long.
 pub(crate) const SPIN_TIME: Duration = Duration::from_micros(200);
-/// How often peers are looked for that something is expected of.
+/// How often the process checks whether peers from which it expects something are still connected.
 const PEER_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The connections of a process, and who polls them.
+/// The connections of a process, and the threads that poll them.
 #[derive(Debug)]
 pub(crate) struct ConnectionPoller {
     links: Mutex<Arc<Vec<Arc<PeerLink>>>>,
     channel: CompletionChannel,
-    /// Peers may ask at any time.
+    /// True if peers may send requests at any time.
     may_get_peer_requests: AtomicBool,
-    /// Callers that poll.
+    /// Number of callers that poll.
     polling_callers: AtomicUsize,
-    /// Callers that sleep, and operations that nobody waits for in a thread.
+    /// Number of sleeping callers, plus operations for which no thread waits. While it is above 0, the thread must
+    /// poll.
     callers_relying_on_thread: AtomicUsize,
     stop: AtomicBool,
     is_thread_parked: Mutex<bool>,
     wake: Condvar,
 }
 
-/// The thread. Dropping it ends it.
+/// The polling thread. Dropping this value ends the thread.
 #[derive(Debug)]
 pub(crate) struct PollingThread {
     poller: Arc<ConnectionPoller>,
@@ -122,13 +124,13 @@ impl ConnectionPoller {
         ReliesOnThreadGuard(Arc::clone(self))
     }
 
-    /// Whether anybody counts on the thread.
+    /// Returns true if callers rely on the thread, or peers may send requests.
     fn has_waiters_or_server(&self) -> bool {
         self.callers_relying_on_thread.load(Ordering::SeqCst) > 0
             || self.may_get_peer_requests.load(Ordering::SeqCst)
     }
 
-    /// Whether the thread has to poll now.
+    /// Returns true if the thread has to poll now.
     fn must_poll_now(&self) -> bool {
         self.callers_relying_on_thread.load(Ordering::SeqCst) > 0
             || self.may_get_peer_requests.load(Ordering::SeqCst)

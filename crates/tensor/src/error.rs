@@ -25,10 +25,10 @@ pub enum Error {
     Timeout {
         /// Which.
         name: TensorName,
-        /// How long.
+        /// The timeout of the operation.
         timeout: Duration,
     },
-    /// The caller wants it no more.
+    /// The caller has cancelled the operation.
     #[error("the request for tensor {0} was cancelled")]
     Cancelled(TensorName),
     /// The given memory is for another tensor.
@@ -36,9 +36,9 @@ pub enum Error {
     MetadataMismatch {
         /// Which.
         name: TensorName,
-        /// What the peer has.
+        /// The metadata of the tensor at the peer.
         remote: TensorMeta,
-        /// For what there is memory.
+        /// The metadata of the tensor for which the caller has given memory.
         expected: TensorMeta,
     },
     /// The store has less room than that.

@@ -48,7 +48,7 @@ impl PeerLink {
         })
     }
 
-    /// Whether it is of no use any more.
+    /// Returns true if the connection has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
@@ -142,7 +142,7 @@ impl PeerLink {
         });
     }
 
-    /// Ends it. The queue pairs go first: after that nothing comes into any memory.
+    /// Ends the connection. The queue pairs are destroyed first, so that the peer cannot write to memory afterwards.
     pub(crate) fn end_connection(&self, reason: &str) {
         let mut state = self.state();
         let Some(queues) = state.queues.take() else {
@@ -198,12 +198,12 @@ impl PeerLink {
         in_use
     }
 
-    /// Whether stripes of an offered tensor are being sent.
+    /// Returns true if stripes of an offered tensor are being sent.
     pub(crate) fn is_sending_offer(&self, index: u32) -> bool {
         self.state().protocol.is_sending_offer(index)
     }
 
-    /// Whether something may still come for a request.
+    /// Returns true if something may still come for a request.
     pub(crate) fn is_outstanding(&self, index: u32) -> bool {
         self.state().protocol.is_outstanding(index)
     }

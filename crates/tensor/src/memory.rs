@@ -88,7 +88,7 @@ impl Tensor {
         self
     }
 
-    /// What it is.
+    /// Returns the metadata of the tensor.
     pub fn meta(&self) -> &TensorMeta {
         &self.meta
     }

@@ -85,11 +85,11 @@ pub enum PeerMessage {
         /// The metadata that the receiver expects, and the destination; `None` if the receiver knows neither.
         destination: Option<(TensorMeta, RemoteMemory)>,
     },
-    /// The sender answers: it is something else. The receiver may ask again.
+    /// The sender answers that the tensor has other metadata. The receiver may ask again.
     Metadata {
         /// That of the request.
         index: u32,
-        /// What it is.
+        /// The metadata of the tensor.
         meta: TensorMeta,
     },
     /// The request is refused.
@@ -110,10 +110,10 @@ pub enum PeerMessage {
         index: u32,
         /// Its name there.
         name: TensorName,
-        /// What it is.
+        /// The metadata of the tensor.
         meta: TensorMeta,
     },
-    /// Somebody wants a stored tensor to go.
+    /// The sender asks the receiver to remove a stored tensor.
     Remove {
         /// The number of this request, of the same sequence as those of offers.
         index: u32,
@@ -131,10 +131,10 @@ pub enum PeerMessage {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// It ends too early, or goes on after its end.
+    /// The message ends too early, or goes on after its end.
     #[error("a message has another length than its content")]
     WrongLength,
-    /// Its kind, or another code in it, is unknown.
+    /// The kind of the message, or another code in it, is unknown.
     #[error("{what} {code} is unknown")]
     UnknownCode {
         /// Of what.

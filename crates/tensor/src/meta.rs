@@ -69,22 +69,22 @@ pub struct TensorMeta {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MetaError {
-    /// It has too many dimensions.
+    /// The tensor has too many dimensions.
     #[error("{0} dimensions: a tensor has at most {DIMENSIONS_MAX}")]
     TooManyDimensions(usize),
-    /// It has too many bytes.
+    /// The tensor has too many bytes.
     #[error("a tensor has at most {TENSOR_BYTES_MAX} bytes")]
     TooManyBytes,
-    /// Its elements have no size.
+    /// The elements of the tensor have no size.
     #[error("the element type has no size")]
     ZeroSizedElement,
 }
 
 impl TensorMeta {
-    /// A tensor of this element type and shape. No dimensions: a scalar.
+    /// A tensor of this element type and shape. A shape without dimensions is a scalar.
     ///
     /// # Errors
-    /// When it is too large.
+    /// Too many dimensions, more than [`TENSOR_BYTES_MAX`] bytes, or elements without size.
     pub fn new(dtype: DType, shape: Vec<u64>) -> Result<Self, MetaError> {
         if shape.len() > DIMENSIONS_MAX {
             return Err(MetaError::TooManyDimensions(shape.len()));

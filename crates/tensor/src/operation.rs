@@ -36,7 +36,7 @@ impl PendingOperation {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has an outcome.
+    /// Returns true if the operation has an outcome.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
         self.0.is_done.load(Ordering::Acquire)

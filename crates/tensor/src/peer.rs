@@ -32,7 +32,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a cancelled request may use the caller's memory before it is taken away.
 const CANCELLED_MEMORY_GRACE: Duration = Duration::from_millis(250);
 
-/// How a peer works.
+/// The configuration of a peer.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The NIC.
@@ -83,7 +83,7 @@ pub enum StartError {
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] verbs::VerbError),
-    /// It cannot listen.
+    /// The peer cannot listen.
     #[error(transparent)]
     Server(#[from] ServerError),
     /// The system refused a thread.
@@ -180,12 +180,12 @@ impl Peer {
         })
     }
 
-    /// Where others find it, if it listens.
+    /// Returns the address to which other peers connect, if this peer listens.
     pub fn address(&self) -> Option<SocketAddr> {
         self.server.as_ref().map(Server::address)
     }
 
-    /// Where memory of tensors has to be registered.
+    /// Returns the protection domain in which memory of tensors must be registered.
     pub fn pd(&self) -> &ProtectionDomain {
         &self.state.resources.pd
     }
@@ -207,7 +207,7 @@ impl Peer {
         self.state.store.catalogue().find_and_mark_used(name)
     }
 
-    /// What it has.
+    /// Returns the statistics of the peer's store.
     pub fn store_statistics(&self) -> StoreStatistics {
         self.state.store.catalogue().statistics()
     }
@@ -295,7 +295,7 @@ impl ConnectedPeer {
         Access::LOCAL_WRITE | Access::REMOTE_WRITE
     }
 
-    /// Whether the connection has ended.
+    /// Returns true if the connection has ended.
     pub fn has_ended(&self) -> bool {
         self.link.has_ended()
     }
@@ -333,7 +333,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Whether it has an outcome.
+    /// Returns true if the operation has an outcome.
     pub fn is_done(&self) -> bool {
         self.pending.is_done()
     }
@@ -356,7 +356,7 @@ impl Operation {
     /// Waits for the outcome; for ever without a timeout. When time has passed the operation is [cancelled](Self::cancel).
     ///
     /// # Errors
-    /// Those of the operation, and [`Error::Timeout`].
+    /// The errors of the operation, and [`Error::Timeout`].
     pub fn wait(self, timeout: Option<Duration>) -> Outcome {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let done = || self.pending.is_done();

@@ -83,7 +83,7 @@ impl WaitingRequest {
         }
     }
 
-    /// Whether it came over this connection.
+    /// Returns true if the request came over this connection.
     pub(crate) fn is_from(&self, link: &Weak<dyn AnsweringConnection>) -> bool {
         self.connection.ptr_eq(link)
     }
@@ -97,12 +97,20 @@ pub(crate) struct ConnectionProtocolState {
     unsent: VecDeque<PeerMessage>,
     requests_to_peer: OutstandingRequests<OutstandingRequest>,
     peer_metadata_by_key: HashMap<String, TensorMeta>,
-    /// Transfers of which stripes are being sent, with the number of these stripes, by the peer's index.
-    outgoing_transfers_and_unsent_stripes: HashMap<u32, (OutgoingTensor, usize)>,
+    /// Transfers of which stripes are being sent, by the peer's index.
+    outgoing_transfers: HashMap<u32, OutgoingTransfer>,
     /// Transfers for which the send queues have no room.
     transfers_awaiting_send_queue_room: VecDeque<(u32, OutgoingTensor, RemoteMemory)>,
-    /// For others, once the lock is free.
+    /// Actions to take for other connections once the lock is free.
     actions_after_unlock: Vec<DeferredAction>,
+}
+
+/// A transfer of which stripes are posted.
+#[derive(Debug)]
+struct OutgoingTransfer {
+    tensor: OutgoingTensor,
+    /// Number of posted stripes that have not completed.
+    uncompleted_stripes: usize,
 }
 
 /// A tensor that a peer has asked for.
@@ -194,15 +202,15 @@ impl ConnectionProtocolState {
             unsent: VecDeque::new(),
             requests_to_peer: OutstandingRequests::new(),
             peer_metadata_by_key: HashMap::new(),
-            outgoing_transfers_and_unsent_stripes: HashMap::new(),
+            outgoing_transfers: HashMap::new(),
             transfers_awaiting_send_queue_room: VecDeque::new(),
             actions_after_unlock: Vec::new(),
         }
     }
 
-    /// Whether nothing is expected of the peer.
+    /// Returns true if nothing is expected of the peer.
     pub(crate) fn expects_nothing_of_peer(&self) -> bool {
-        self.requests_to_peer.is_empty() && self.outgoing_transfers_and_unsent_stripes.is_empty()
+        self.requests_to_peer.is_empty() && self.outgoing_transfers.is_empty()
     }
 
     /// The actions to take without the lock.
@@ -219,7 +227,7 @@ impl ConnectionProtocolState {
         store
             .incoming
             .remove_offers_if(|offer| offer.connection.ptr_eq(&me));
-        self.outgoing_transfers_and_unsent_stripes.clear();
+        self.outgoing_transfers.clear();
         self.transfers_awaiting_send_queue_room.clear();
         let outstanding = self.requests_to_peer.drain();
         outstanding
@@ -265,13 +273,13 @@ impl ConnectionProtocolState {
         }
     }
 
-    /// Whether stripes of an offered tensor are being sent.
+    /// Returns true if stripes of an offered tensor are being sent.
     pub(crate) fn is_sending_offer(&self, offer: u32) -> bool {
-        let mut transfers = self.outgoing_transfers_and_unsent_stripes.values();
-        transfers.any(|(transfer, _)| transfer.offer == Some(offer))
+        let mut transfers = self.outgoing_transfers.values();
+        transfers.any(|transfer| transfer.tensor.offer == Some(offer))
     }
 
-    /// Whether an answer may still come.
+    /// Returns true if an answer may still come.
     pub(crate) fn is_outstanding(&mut self, index: u32) -> bool {
         self.requests_to_peer.get(index).is_some()
     }
@@ -290,10 +298,13 @@ impl ConnectionProtocolState {
             self.transfers_awaiting_send_queue_room.pop_front()
         {
             match queues.write(index, &transfer.tensor, remote)? {
-                Some(stripes) => drop(
-                    self.outgoing_transfers_and_unsent_stripes
-                        .insert(index, (transfer, stripes)),
-                ),
+                Some(stripes) => drop(self.outgoing_transfers.insert(
+                    index,
+                    OutgoingTransfer {
+                        tensor: transfer,
+                        uncompleted_stripes: stripes,
+                    },
+                )),
                 None => {
                     self.transfers_awaiting_send_queue_room
                         .push_front((index, transfer, remote));
@@ -403,11 +414,10 @@ impl ConnectionProtocolState {
                 self.handle_received_stripe(store, queues.data_queue_pair_count(), index)
             }
             QueueEvent::StripeSent(index) => {
-                if let Some((_, left)) = self.outgoing_transfers_and_unsent_stripes.get_mut(&index)
-                {
-                    *left -= 1;
-                    if *left == 0 {
-                        self.outgoing_transfers_and_unsent_stripes.remove(&index);
+                if let Some(transfer) = self.outgoing_transfers.get_mut(&index) {
+                    transfer.uncompleted_stripes -= 1;
+                    if transfer.uncompleted_stripes == 0 {
+                        self.outgoing_transfers.remove(&index);
                     }
                 }
                 Ok(())
@@ -788,7 +798,7 @@ fn allocate(store: &Store, meta: &TensorMeta) -> Result<Tensor, Error> {
     Ok(Tensor::in_memory(meta.clone(), memory))
 }
 
-/// Where a tensor is, for a peer that WRITEs it.
+/// Returns the memory of a tensor, for a peer that WRITEs the tensor.
 fn remote_memory(tensor: &Tensor) -> RemoteMemory {
     let nothing = RemoteMemory {
         addr: 0,

@@ -43,7 +43,7 @@ fn wr_id(kind: u32, number: usize) -> u64 {
     u64::from(kind) << 32 | number as u64
 }
 
-/// What has come.
+/// An event of the queues of a connection.
 #[derive(Debug)]
 pub(crate) enum QueueEvent<'b> {
     /// A message.
@@ -94,7 +94,7 @@ struct DataQueue {
     write_counts_of_stripes: VecDeque<usize>,
 }
 
-/// Where queue pairs are made.
+/// The objects of a NIC with which queue pairs are made.
 #[derive(Debug, Clone)]
 pub(crate) struct NicResources {
     pub(crate) context: Context,
@@ -239,12 +239,12 @@ fn add_message_recv(list: &mut RecvList, recvs: &MemoryRegion, slot: usize) {
 pub(crate) type DisconnectReason = String;
 
 impl ConnectedQps {
-    /// How many queue pairs data are striped over.
+    /// Returns the number of queue pairs over which data are striped.
     pub(crate) fn data_queue_pair_count(&self) -> u64 {
         self.data_queues.len() as u64
     }
 
-    /// Whether the send queue for messages has room for another, and for acknowledgements.
+    /// Returns true if the send queue for messages has room for another message, and for acknowledgements.
     pub(crate) fn has_message_room(&self) -> bool {
         self.outstanding_message_sends + MESSAGE_SIGNAL_INTERVAL < MESSAGE_SEND_DEPTH
     }

@@ -70,12 +70,12 @@ impl<T> OutstandingRequests<T> {
         Some(request)
     }
 
-    /// How many are outstanding.
+    /// Returns the number of outstanding requests.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether none is.
+    /// Returns true if no request is outstanding.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -19,7 +19,7 @@ pub struct ConnectionWindows {
 }
 
 impl ConnectionWindows {
-    /// Whether a message may be sent.
+    /// Returns true if a message may be sent.
     pub fn has_room(&self) -> bool {
         self.sent.wrapping_sub(self.consumed_by_peer) < MAX_UNCONSUMED_MESSAGES
     }

@@ -25,7 +25,7 @@ pub(crate) struct NicArgs {
     #[arg(long, value_enum, default_value_t = Provider::Softnic)]
     pub(crate) provider: Provider,
     /// Name of the device, as `verbatim devices` prints it [default: the provider's first]
-    #[arg(long, value_name = "NAME", value_parser = device_name)]
+    #[arg(long, value_name = "NAME", value_parser = parse_device_name)]
     pub(crate) device: Option<String>,
     #[command(flatten)]
     link_layer: LinkLayerArgs,
@@ -473,7 +473,7 @@ pub(crate) fn parse_duration_or_zero(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a 64-bit number, decimal or hexadecimal with `0x`.
-pub(crate) fn decimal_or_hex_u64(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_decimal_or_hex_u64(text: &str) -> Result<u64, String> {
     let plain = text.trim().replace('_', "");
     let parsed = match plain
         .strip_prefix("0x")
@@ -506,7 +506,7 @@ pub(crate) fn check_host_and_port(text: &str) -> Result<String, String> {
 }
 
 /// Checks the form of a device's name: the characters that a name in sysfs can have.
-pub(crate) fn device_name(text: &str) -> Result<String, String> {
+pub(crate) fn parse_device_name(text: &str) -> Result<String, String> {
     let sane = !text.is_empty()
         && text.len() < 64
         && text
@@ -574,7 +574,7 @@ fn resolve_output_file(file: &Path) -> PathBuf {
 }
 
 /// Checks the form of a fabric's name, which becomes part of a folder's name.
-pub(crate) fn fabric_name(text: &str) -> Result<String, String> {
+pub(crate) fn parse_fabric_name(text: &str) -> Result<String, String> {
     let sane = (1..=64).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
     if sane {
@@ -685,10 +685,13 @@ mod tests {
 
     #[test]
     fn words_reach_the_last_number() {
-        assert_eq!(decimal_or_hex_u64("18446744073709551615"), Ok(u64::MAX));
-        assert_eq!(decimal_or_hex_u64("0xffff_fff0"), Ok(0xffff_fff0));
+        assert_eq!(
+            parse_decimal_or_hex_u64("18446744073709551615"),
+            Ok(u64::MAX)
+        );
+        assert_eq!(parse_decimal_or_hex_u64("0xffff_fff0"), Ok(0xffff_fff0));
         for wrong in ["", "-1", "18446744073709551616", "0x", "0xg", "2^32"] {
-            assert!(decimal_or_hex_u64(wrong).is_err(), "{wrong:?}");
+            assert!(parse_decimal_or_hex_u64(wrong).is_err(), "{wrong:?}");
         }
     }
 
@@ -712,9 +715,9 @@ mod tests {
 
     #[test]
     fn names_of_devices() {
-        assert!(device_name("mlx5_0").is_ok());
+        assert!(parse_device_name("mlx5_0").is_ok());
         for wrong in ["", "a/b", "a b", "..\n", &"x".repeat(64)] {
-            assert!(device_name(wrong).is_err(), "{wrong:?}");
+            assert!(parse_device_name(wrong).is_err(), "{wrong:?}");
         }
     }
 

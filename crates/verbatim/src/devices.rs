@@ -227,14 +227,14 @@ fn query_device_report(device: &Device, number: usize, verbose: bool) -> Result<
     let found = context.capabilities()?;
     let has = |capability: &Capability| found.has(*capability);
     let ports = (1..=attr.phys_port_cnt).map(|port_num| {
-        let details = verbose.then(|| match found.provider {
+        let details = verbose.then(|| match found.provider_name {
             "softnic" => PortDetails::of_softnic(number, port_num),
             _ => Ok(PortDetails::of_system(device.name(), port_num)),
         });
         query_port_report(&context, port_num, details.transpose()?)
     });
     Ok(DeviceReport {
-        provider: found.provider,
+        provider: found.provider_name,
         name: device.name().to_owned(),
         driver: found.driver.clone(),
         guid: format!("{:#018x}", device.guid()),

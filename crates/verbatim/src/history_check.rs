@@ -49,7 +49,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "FOLDER")]
     judge: Option<PathBuf>,
     /// What random choices start from
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::parse_decimal_or_hex_u64)]
     seed: u64,
     /// Print one JSON object per line: checked
     #[arg(long)]
@@ -62,7 +62,7 @@ pub(crate) struct RecorderArgs {
     pub(crate) server: String,
     folder: PathBuf,
     number: u64,
-    #[arg(long, value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_parser = args::parse_decimal_or_hex_u64)]
     pub(crate) seed: u64,
     /// Ignored, because a client prints no results.
     #[arg(long)]

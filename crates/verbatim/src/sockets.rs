@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::CommandOutcome;
-use crate::args::fabric_name;
+use crate::args::parse_fabric_name;
 use crate::run::{find_sockets_library, ld_preload_value};
 
 /// Arguments of `verbatim sockets`.
@@ -18,7 +18,7 @@ use crate::run::{find_sockets_library, ld_preload_value};
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Only programs of this host that were run with this name carry each other's connections [default: all of this user's]
-    #[arg(long, value_name = "NAME", value_parser = fabric_name)]
+    #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric: Option<String>,
     /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are not.
     /// Connections that have ended follow as totals
@@ -56,7 +56,7 @@ two hosts by packets. All others stay on TCP, as does what only TCP can do.
 Exit status: the program's; 2 when it could not be run.";
 
 /// Environment variable that names the fabric that the software NIC joins.
-const FABRIC: &str = "VERBATIM_FABRIC";
+const FABRIC_VARIABLE: &str = "VERBATIM_FABRIC";
 
 /// Runs `verbatim sockets`. The program replaces this process.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         .args(rest)
         .env("LD_PRELOAD", ld_preload_value(&find_sockets_library()?)?);
     if let Some(name) = &args.fabric {
-        command.env(FABRIC, name);
+        command.env(FABRIC_VARIABLE, name);
     }
     Err(command.exec()).with_context(|| format!("cannot run {}", program.display()))
 }

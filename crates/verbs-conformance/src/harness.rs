@@ -120,8 +120,8 @@ impl SuiteVariant {
 /// Returns the path of a fabric folder that no other process uses.
 #[must_use]
 pub fn unused_fabric_path(label: &str) -> PathBuf {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    static NEXT_FABRIC: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT_FABRIC.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
     PathBuf::from(format!("/dev/shm/verbatim-conformance-{label}-{pid}-{n}"))
 }
@@ -507,9 +507,9 @@ fn verdict_given_deviation(
 /// Returns an address of this host that no other test has. Tests must have different addresses, because
 /// programs on one host reach each other by the addresses of sockets.
 fn unique_host_address() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
+    static NEXT_HOST: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = std::process::id().to_be_bytes();
-    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let next = NEXT_HOST.fetch_add(1, Ordering::Relaxed);
     format!("127.{}.{high}.{low}", 1 + next % 250)
 }
 
@@ -569,8 +569,8 @@ fn try_run_in_child(
 
 /// Creates a file and removes its name.
 fn anonymous_file() -> std::io::Result<File> {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    static NEXT_FILE: AtomicUsize = AtomicUsize::new(0);
+    let n = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("verbs-conformance-{}-{n}", std::process::id()));
     let file = File::options()
         .read(true)

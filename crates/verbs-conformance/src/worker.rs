@@ -88,7 +88,6 @@ enum ExpectedResult {
     WithoutResult,
     /// A READ that must return `expected`.
     Read {
-        len: usize,
         expected: Vec<u8>,
     },
     /// An atomic that must return `expected`.
@@ -362,7 +361,7 @@ impl Worker {
                 let expected = self.expected_peer_area[slot].clone();
                 let len = expected.len();
                 let wr = read([self.outgoing.sge(offset, len)], area);
-                (Verb::RdmaRead, wr, ExpectedResult::Read { len, expected })
+                (Verb::RdmaRead, wr, ExpectedResult::Read { expected })
             }
             5 => {
                 let from =
@@ -376,7 +375,6 @@ impl Worker {
                     Verb::RdmaRead,
                     wr,
                     ExpectedResult::Read {
-                        len,
                         expected: all[from..].to_vec(),
                     },
                 )
@@ -468,9 +466,9 @@ impl Worker {
             assert!(self.report.status.is_none(), "a success after a failure");
             match flight {
                 ExpectedResult::WithoutResult => {}
-                ExpectedResult::Read { len, expected } => {
+                ExpectedResult::Read { expected } => {
                     assert_same_bytes(
-                        &self.outgoing.memory.read(slot * SLOT_BYTES, len),
+                        &self.outgoing.memory.read(slot * SLOT_BYTES, expected.len()),
                         &expected,
                         0,
                     );

@@ -190,7 +190,7 @@ impl CompletionQueue {
         u32::try_from(unsafe { (*self.inner.raw).cqe }).unwrap_or(0)
     }
 
-    /// Takes up to `N` completions into `buffer`. An empty queue is no error: the iterator is
+    /// Takes up to `N` completions into `wc_buffer`. An empty queue is no error: the iterator is
     /// empty.
     ///
     /// ```
@@ -210,9 +210,9 @@ impl CompletionQueue {
     #[inline]
     pub fn poll<'b, const N: usize>(
         &self,
-        buffer: &'b mut WcBuffer<N>,
+        wc_buffer: &'b mut WcBuffer<N>,
     ) -> Result<Completions<'b>, PollError> {
-        self.poll_up_to(N, buffer)
+        self.poll_up_to(N, wc_buffer)
     }
 
     /// Takes completions as [`poll`](Self::poll) does, at most `most`.
@@ -223,7 +223,7 @@ impl CompletionQueue {
     pub fn poll_up_to<'b, const N: usize>(
         &self,
         most: usize,
-        buffer: &'b mut WcBuffer<N>,
+        wc_buffer: &'b mut WcBuffer<N>,
     ) -> Result<Completions<'b>, PollError> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -232,13 +232,13 @@ impl CompletionQueue {
         )]
         let most = most.min(N) as i32;
         // SAFETY: live CQ, room for N completions.
-        let n = unsafe { abi::ibv_poll_cq(self.raw, most, buffer.wc.as_mut_ptr().cast()) };
+        let n = unsafe { abi::ibv_poll_cq(self.raw, most, wc_buffer.wc.as_mut_ptr().cast()) };
         let Ok(n) = usize::try_from(n) else {
             return Err(poll_error(n));
         };
         // SAFETY: the provider has initialised the first n of N completions.
         let filled = unsafe {
-            std::slice::from_raw_parts(buffer.wc.as_ptr().cast::<abi::ibv_wc>(), n.min(N))
+            std::slice::from_raw_parts(wc_buffer.wc.as_ptr().cast::<abi::ibv_wc>(), n.min(N))
         };
         Ok(Completions { wcs: filled })
     }

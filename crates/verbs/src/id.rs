@@ -5,8 +5,8 @@ use std::ffi::c_void;
 /// Returns an id for a CQ or SRQ. Unlike addresses, ids are never reused.
 pub(crate) fn next_id() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Returns the context pointer that carries an id through the provider.

@@ -27,7 +27,7 @@ fn a_refused_transport_is_a_lack_with_the_refusal_as_its_reason() {
     assert_eq!(lacks(&context), [Capability::Uc]);
     let found = context.capabilities().expect("found out");
     assert_eq!(
-        (found.provider, found.device.as_str()),
+        (found.provider_name, found.device_name.as_str()),
         ("without-uc", "softnic0")
     );
     assert_eq!(
@@ -97,7 +97,7 @@ fn inline_payload_is_none_of_what_a_device_lacks_but_a_number() {
         assert_eq!(lacks(&context), []);
         let found = context.capabilities().expect("found out");
         let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
-        assert_eq!([rc, uc, ud], [bytes; 3], "{}", found.provider);
+        assert_eq!([rc, uc, ud], [bytes; 3], "{}", found.provider_name);
     }
 }
 

@@ -18,7 +18,7 @@ use verbs::{
 };
 
 /// Environment variable that makes a process a sender, and names its kind.
-const ROLE: &str = "VERBATIM_TEST_SENDER";
+const ROLE_VARIABLE: &str = "VERBATIM_TEST_SENDER";
 
 /// The receiver's capacity for messages of each sender.
 const ROOM: usize = 32;
@@ -90,7 +90,7 @@ impl Sender {
     fn start(kind: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args(["--exact", "sender", "--nocapture", "--test-threads", "1"])
-            .env(ROLE, kind)
+            .env(ROLE_VARIABLE, kind)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -130,7 +130,7 @@ impl Drop for Sender {
 /// Runs the sender in a child process; does nothing in the test process itself.
 #[test]
 fn sender() {
-    let Ok(kind) = std::env::var(ROLE) else {
+    let Ok(kind) = std::env::var(ROLE_VARIABLE) else {
         return;
     };
     let context = open();

@@ -166,7 +166,7 @@ impl ProbeMachine for SimulatedMachine<'_> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let lines_read = Some(lines / rate.verified_ops.max(1) as f64);
         Ok(MeasuredRate {
-            rate,
+            stream_rate: rate,
             cache_lines_read_per_wr: lines_read,
         })
     }
@@ -287,7 +287,7 @@ impl ProbeMachine for LocalMachine {
         }
         rates.sort_by(|one, other| one.rate_mops.total_cmp(&other.rate_mops));
         Ok(MeasuredRate {
-            rate: rates[rates.len() / 2],
+            stream_rate: rates[rates.len() / 2],
             cache_lines_read_per_wr: None,
         })
     }

@@ -326,7 +326,7 @@ impl fmt::Display for ProbedStream {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredRate {
     /// Measured rate.
-    pub rate: StreamRate,
+    pub stream_rate: StreamRate,
     /// Cache lines that the NIC read from memory for each WR; `None` if the machine does not count
     /// them.
     pub cache_lines_read_per_wr: Option<f64>,
@@ -348,7 +348,7 @@ impl ProbeResults {
         sample: Result<MeasuredRate>,
     ) {
         match sample {
-            Ok(sample) if sample.rate.rate_mops > 0.0 => {
+            Ok(sample) if sample.stream_rate.rate_mops > 0.0 => {
                 self.samples.insert(probe, (stream, sample));
             }
             Ok(_) => {
@@ -369,7 +369,7 @@ impl ProbeResults {
     /// Returns the time of one operation, in ns.
     pub(super) fn ns_per_operation(&self, probe: ProbedStream) -> Result<f64, String> {
         match self.samples.get(&probe) {
-            Some((_, sample)) => Ok(1e3 / sample.rate.rate_mops),
+            Some((_, sample)) => Ok(1e3 / sample.stream_rate.rate_mops),
             None => Err(match self.failures.get(&probe) {
                 Some(failure) => format!("{probe} could not be measured ({failure})"),
                 None => format!("{probe} were not measured"),

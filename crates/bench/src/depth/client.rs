@@ -169,7 +169,7 @@ impl<'s> Client<'s> {
         let (mut looked, mut first) = (0, None);
         loop {
             if measured.is_none() {
-                self.add_requests(&mut free)?;
+                self.add_requests_to_postlists(&mut free)?;
             }
             self.post()?;
             if self.requests_answered == self.requests_sent {
@@ -195,13 +195,13 @@ impl<'s> Client<'s> {
     }
 
     /// Adds a request for each free slot to the postlists, as far as the send queues have room.
-    fn add_requests(&mut self, free: &mut Vec<usize>) -> Result<()> {
+    fn add_requests_to_postlists(&mut self, free: &mut Vec<usize>) -> Result<()> {
         let mut waiting = 0;
         for turn in 0..free.len() {
             let slot = free[turn];
             let end = &self.qps[slot / self.config.depth];
             if end.outstanding_wrs + end.list.len() < end.list.capacity() {
-                self.add_request(slot)?;
+                self.add_request_to_postlist(slot)?;
             } else {
                 free[waiting] = slot;
                 waiting += 1;
@@ -212,7 +212,7 @@ impl<'s> Client<'s> {
     }
 
     /// Adds a request for a slot to the postlist of its queue pair.
-    fn add_request(&mut self, slot: usize) -> Result<()> {
+    fn add_request_to_postlist(&mut self, slot: usize) -> Result<()> {
         self.requests_sent += 1;
         self.request_number_by_slot[slot] = self.requests_sent;
         if self.config.verb == TransferVerb::Read {

@@ -6,7 +6,7 @@ use verbs::{
     RecvList, WcBuffer,
 };
 
-use super::end::{MESSAGE_BYTES, Message, SingleFdEpoll, SleepingEndpoint};
+use super::end::{Message, PING_PONG_MESSAGE_BYTES, SingleFdEpoll, SleepingEndpoint};
 use crate::connect::connect;
 use crate::link::WorkerLink;
 use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
@@ -44,16 +44,20 @@ impl EventDrivenQp {
             .qp_builder::<Rc>(&send_cq, &recv_cq)
             .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))
             .max_recv_wr(saturating_u32(RECVS_PER_SIDE))
-            .max_inline_data(saturating_u32(MESSAGE_BYTES))
+            .max_inline_data(saturating_u32(PING_PONG_MESSAGE_BYTES))
             .build()?;
-        let memory = nic
-            .pd
-            .alloc(RECVS_PER_SIDE * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
+        let memory = nic.pd.alloc(
+            RECVS_PER_SIDE * PING_PONG_MESSAGE_BYTES,
+            Access::LOCAL_WRITE,
+        )?;
         let mut recvs = Vec::new();
         for place in 0..RECVS_PER_SIDE {
-            let at = place * MESSAGE_BYTES;
+            let at = place * PING_PONG_MESSAGE_BYTES;
             let mut recv = qp.recv_list(1);
-            recv.recv(memory.slice(at..at + MESSAGE_BYTES)?, place as u64);
+            recv.recv(
+                memory.slice(at..at + PING_PONG_MESSAGE_BYTES)?,
+                place as u64,
+            );
             qp.post_recv(&mut recv)?;
             recvs.push(recv);
         }
@@ -79,7 +83,7 @@ impl EventDrivenQp {
         let mut place = None;
         reap(&self.recv_cq, &mut WcBuffer::<1>::new(), |wc| {
             ensure!(
-                wc.byte_len() as usize == MESSAGE_BYTES,
+                wc.byte_len() as usize == PING_PONG_MESSAGE_BYTES,
                 "a message of {} bytes",
                 wc.byte_len()
             );
@@ -87,8 +91,9 @@ impl EventDrivenQp {
             Ok(())
         })?;
         let Some(place) = place else { return Ok(None) };
-        let mut message = [0; MESSAGE_BYTES];
-        self.memory.read_at(place * MESSAGE_BYTES, &mut message)?;
+        let mut message = [0; PING_PONG_MESSAGE_BYTES];
+        self.memory
+            .read_at(place * PING_PONG_MESSAGE_BYTES, &mut message)?;
         let recv = self.recvs.get_mut(place).context("a RECV of no place")?;
         self.qp.post_recv(recv)?;
         Ok(Some(message))

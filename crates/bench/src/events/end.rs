@@ -14,10 +14,10 @@ use crate::poll_timeout::TIMEOUT_NS;
 use crate::usage::ResourceUsage;
 
 /// Bytes of a request, and of an answer.
-pub const MESSAGE_BYTES: usize = 64;
+pub const PING_PONG_MESSAGE_BYTES: usize = 64;
 
 /// A request or an answer: all eight 64-bit words hold the same number.
-pub(super) type Message = [u8; MESSAGE_BYTES];
+pub(super) type Message = [u8; PING_PONG_MESSAGE_BYTES];
 
 /// The number of the request that ends the ping-pong.
 const LAST_REQUEST_NUMBER: u64 = u64::MAX >> 1;
@@ -47,7 +47,7 @@ pub struct RoundTrips {
 }
 
 fn message(number: u64) -> Message {
-    let mut message = [0; MESSAGE_BYTES];
+    let mut message = [0; PING_PONG_MESSAGE_BYTES];
     for word in message.chunks_exact_mut(8) {
         word.copy_from_slice(&number.to_le_bytes());
     }
@@ -204,7 +204,7 @@ mod tests {
         assert!(make_round_trip(&mut PreparedMessages(vec![message(!7)]), 7).is_ok());
         assert!(make_round_trip(&mut PreparedMessages(vec![message(7)]), 7).is_err());
         let mut torn = message(!7);
-        torn[MESSAGE_BYTES - 1] ^= 1;
+        torn[PING_PONG_MESSAGE_BYTES - 1] ^= 1;
         let refused = make_round_trip(&mut PreparedMessages(vec![torn]), 7)
             .unwrap_err()
             .to_string();

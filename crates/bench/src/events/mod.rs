@@ -20,7 +20,7 @@ use crate::link::{WorkerCommand, WorkerLink};
 use crate::nic::NicChoice;
 use crate::pin::{CorePair, run_pinned};
 
-pub use self::end::{MESSAGE_BYTES, RoundTrips};
+pub use self::end::{PING_PONG_MESSAGE_BYTES, RoundTrips};
 pub use self::kinds::{CorePlacement, Transport};
 
 /// Starts a worker process and measures round trips for `duration`.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use super::end::{MESSAGE_BYTES, Message, SingleFdEpoll, SleepingEndpoint};
+use super::end::{Message, PING_PONG_MESSAGE_BYTES, SingleFdEpoll, SleepingEndpoint};
 use crate::link::WorkerLink;
 
 /// A connected nonblocking socket.
@@ -78,9 +78,9 @@ impl<S: Read + Write + AsFd> SleepingEndpoint for NonblockingSocket<S> {
     }
 
     fn receive(&mut self) -> Result<Message> {
-        let mut message = [0; MESSAGE_BYTES];
+        let mut message = [0; PING_PONG_MESSAGE_BYTES];
         let mut filled = 0;
-        while filled < MESSAGE_BYTES {
+        while filled < PING_PONG_MESSAGE_BYTES {
             self.epoll_wait.sleep_until_readable()?;
             match self.stream.read(&mut message[filled..]) {
                 Ok(0) => bail!("the other end has closed its socket"),

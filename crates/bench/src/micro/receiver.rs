@@ -67,7 +67,7 @@ pub(super) fn receive<T: SendTransport, F: PayloadForm>(
     })
 }
 
-/// Buffers for a window of messages, each with a RECV. The RECVs are grouped into lists of a chunk.
+/// Buffers for a window of messages, each with a RECV. The RECVs are posted in lists, each with the RECVs of one chunk.
 pub(super) struct RecvBuffers {
     memory: MemoryRegion,
     lists: Vec<RecvList>,

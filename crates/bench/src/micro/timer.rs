@@ -72,7 +72,7 @@ pub(crate) struct OperationMeter {
 }
 
 impl OperationMeter {
-    /// Creates a meter for a run of this duration.
+    /// Creates a meter of the operations per second of a run of `duration_ms`.
     pub(crate) fn new(duration_ms: u64) -> OperationMeter {
         OperationMeter {
             warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP_DIVISOR,

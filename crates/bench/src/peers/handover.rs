@@ -33,7 +33,7 @@ unsafe impl Sync for OwnedBlock {}
 ///
 /// # Errors
 /// When a thread cannot be pinned, or a block is wrong.
-pub fn copies_per_s(
+pub fn measure_block_copies_per_s(
     cores: CorePair,
     block_bytes: usize,
     slots: usize,
@@ -153,7 +153,8 @@ mod tests {
     fn blocks_are_handed_over_and_checked() {
         let cores = CorePair::first_two().unwrap();
         for (bytes, slots) in [(16, 1), (4096, 3)] {
-            let rate = copies_per_s(cores, bytes, slots, Duration::from_millis(5)).unwrap();
+            let rate =
+                measure_block_copies_per_s(cores, bytes, slots, Duration::from_millis(5)).unwrap();
             assert!(rate > 0.0);
         }
     }

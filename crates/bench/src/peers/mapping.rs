@@ -71,11 +71,11 @@ impl SharedWords {
         Ok(SharedWords { mapping, fd })
     }
 
-    /// Returns the location for [`SharedWords::open`] in another process. It is valid as long as these
-    /// words exist.
+    /// Returns the process, descriptor and size with which another process [opens](SharedWords::open) these words. The
+    /// location is valid as long as the words exist.
     ///
     /// # Errors
-    /// When the process id exceeds the range of `i32`, which the kernel never assigns.
+    /// When the process id exceeds `i32`; Linux assigns no such id.
     pub(super) fn location(&self) -> Result<SharedWordsLocation> {
         Ok(SharedWordsLocation {
             pid: i32::try_from(std::process::id())?,

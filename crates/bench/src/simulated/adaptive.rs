@@ -220,16 +220,16 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
     }
     let cluster = SimulatedCluster::new(profile, 1 + CLIENT_MACHINES, setup.seed)?;
     let split = stable_key(split_key(setup, 0, setup.begin));
-    let stop = Rc::new(Cell::new(false));
+    let run_has_ended = Rc::new(Cell::new(false));
     let servers =
         [CorePlace::Host, CorePlace::Dpu].map(|place| start_server(&cluster, setup, place, split));
     let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
     let connectors: Vec<LocalConnector> = servers.iter().map(LocalServer::connector).collect();
     for (i, server) in servers.iter().enumerate() {
-        start_mover(&cluster, i, server, &connectors, &stop)?;
+        start_mover(&cluster, i, server, &connectors, &run_has_ended)?;
     }
     if let Some(period) = setup.controller_period {
-        start_controller(&cluster, setup, period, split, &connectors, &stop)?;
+        start_controller(&cluster, setup, period, split, &connectors, &run_has_ended)?;
     }
     let (clients, counts) = (SimulatedClients::default(), RequestCounts::default());
     for i in 0..setup.clients {
@@ -238,7 +238,7 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
     clients.begin_when_connected(&cluster)?;
     let (points, jumps_ms) = record_points(&cluster, setup, &servers, &counts);
     cluster.run_until(|| clients.have_ended())?;
-    stop.set(true);
+    run_has_ended.set(true);
     connectors.iter().for_each(LocalConnector::stop);
     cluster.run_until_threads_end()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
@@ -353,11 +353,15 @@ fn start_mover(
     part: usize,
     server: &LocalServer,
     connectors: &[LocalConnector],
-    stop: &Rc<Cell<bool>>,
+    run_has_ended: &Rc<Cell<bool>>,
 ) -> Result<()> {
     let place = [CorePlace::Host, CorePlace::Dpu][part];
     let (context, machine) = cluster.context_and_machine(0, place)?;
-    let (context, connectors, stop) = (context.clone(), connectors.to_vec(), Rc::clone(stop));
+    let (context, connectors, run_has_ended) = (
+        context.clone(),
+        connectors.to_vec(),
+        Rc::clone(run_has_ended),
+    );
     let service = std::sync::Arc::clone(server.service());
     cluster
         .simulation
@@ -366,7 +370,7 @@ fn start_mover(
                 let connector = connectors[usize::from(giver)].clone();
                 PipelinedClient::connect_through(connector, &context, client_config())
             });
-            while !stop.get() {
+            while !run_has_ended.get() {
                 if !mover.attempt_chunk_if_due() {
                     let_time_pass(Duration::ZERO);
                 }
@@ -381,10 +385,14 @@ fn start_controller(
     period: Duration,
     split: u64,
     connectors: &[LocalConnector],
-    stop: &Rc<Cell<bool>>,
+    run_has_ended: &Rc<Cell<bool>>,
 ) -> Result<()> {
     let (context, machine) = cluster.context_and_machine(0, setup.controller)?;
-    let (context, connectors, stop) = (context.clone(), connectors.to_vec(), Rc::clone(stop));
+    let (context, connectors, run_has_ended) = (
+        context.clone(),
+        connectors.to_vec(),
+        Rc::clone(run_has_ended),
+    );
     cluster
         .simulation
         .spawn(machine, "controller".to_owned(), move || {
@@ -405,7 +413,7 @@ fn start_controller(
                 (ControlLawParameters::default(), vec![split]),
                 &[3.0, 1.0],
             );
-            while !stop.get() {
+            while !run_has_ended.get() {
                 if controller.rebalance_once().is_err() {
                     return;
                 }
@@ -507,7 +515,7 @@ fn start_client(
             router: Router::new(parts.collect::<Result<Vec<_>, _>>()?),
             counts: counts.clone(),
         };
-        barrier.wait();
+        barrier.arrive_and_wait();
         let began = verbs::time::now();
         let mut reports = Vec::new();
         for phase in 0..setup.phases {

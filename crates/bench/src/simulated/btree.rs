@@ -505,7 +505,7 @@ fn start_clients<T: KeyOrValue>(
                 client: entries.client_of_numbers(router),
                 answered_requests,
             };
-            barrier.wait();
+            barrier.arrive_and_wait();
             verbs::time::charge_time(Duration::from_nanos(delay_ns));
             let until = LoadEnd::At(verbs::time::now() + time);
             load::run(&mut client, &workload, until, seed)

@@ -101,7 +101,7 @@ pub(super) struct SimulatedBarrier {
 
 impl SimulatedBarrier {
     /// Notes the arrival of a simulated thread, and waits until the barrier is open.
-    pub(super) fn wait(&self) {
+    pub(super) fn arrive_and_wait(&self) {
         self.arrive();
         let mut waiter = Waiter::new();
         while !self.open.get() {

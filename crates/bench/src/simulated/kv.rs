@@ -286,7 +286,7 @@ impl OneClient {
         let run = move |barrier: &SimulatedBarrier| {
             let mut pipeline = PipelinedClient::connect_through(connector, &context, config)?;
             pipeline.use_shared_record_cache(self.known);
-            barrier.wait();
+            barrier.arrive_and_wait();
             let until = LoadEnd::At(verbs::time::now() + self.time);
             verbs::time::charge_time(Duration::from_nanos(delay_ns));
             load::run_with_progress(&mut pipeline, &workload, until, seed, |n| {

@@ -309,7 +309,7 @@ fn start_clients(
         let delay_ns = Random::new(setup.seed ^ (i as u64) << 32).below(start_delay_ns_max);
         let run = move |barrier: &SimulatedBarrier| {
             let mut client = Client::connect_in_process(connector, &context, config)?;
-            barrier.wait();
+            barrier.arrive_and_wait();
             verbs::time::charge_time(Duration::from_nanos(delay_ns));
             Ok::<_, ClientError>(client.run(until))
         };

@@ -98,7 +98,7 @@ impl<T: KeyOrValue> Client<T> {
                         Ok(OwnedAnswer::Entries)
                     }
                     Answer::Moved(moved) => Err(ClientError::Moved {
-                        from: moved.from.to_string(),
+                        first_key: moved.first_key.to_string(),
                         server: moved.owner.server,
                     }),
                     Answer::HandoverStepDone { .. } | Answer::HandoverStepRefused => {

@@ -63,8 +63,8 @@ impl<T: KeyOrValue> LoadBalancer<T> {
         };
         let take = Op::Handover {
             step: HandoverStep::Take { giver: plan.giver },
-            from: plan.from,
-            end: plan.end,
+            from: plan.first_key,
+            end: plan.end_key,
         };
         if let Some(taker) = self.servers.get_mut(usize::from(plan.taker)) {
             call(taker, tree, &take, |_| ())?;
@@ -80,7 +80,7 @@ impl<T: KeyOrValue> LoadBalancer<T> {
         let Some(giver) = self.servers.get_mut(usize::from(planned.giver)) else {
             return Ok(None);
         };
-        let mut key = planned.from;
+        let mut key = planned.first_key;
         for _ in 0..MAX_LEAVES_ASKED_FOR {
             let moved = call(giver, self.tree, &Op::Get { key }, |answer| match answer {
                 Answer::Value(_) => Ok(None),
@@ -91,8 +91,8 @@ impl<T: KeyOrValue> LoadBalancer<T> {
                 return Ok(Some(key));
             };
             // The leaf ends above the key. A server that says otherwise is not asked again.
-            match moved.end.filter(|end| *end > key) {
-                Some(next) if planned.end.is_none_or(|end| next < end) => key = next,
+            match moved.end_key.filter(|end| *end > key) {
+                Some(next) if planned.end_key.is_none_or(|end| next < end) => key = next,
                 _ => return Ok(None),
             }
         }

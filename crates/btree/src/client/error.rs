@@ -27,10 +27,10 @@ pub enum ClientError {
         trees: usize,
     },
     /// The key belongs to another server.
-    #[error("keys from {from} on belong to server {server} of this tree: ask that one")]
+    #[error("keys from {first_key} on belong to server {server} of this tree: ask that one")]
     Moved {
         /// The first key of the range.
-        from: String,
+        first_key: String,
         /// The number of the server.
         server: u16,
     },

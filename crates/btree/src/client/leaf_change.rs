@@ -116,7 +116,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
         self.node_bytes + 8
     }
 
-    /// Returns the memory of the slot's node from a word on.
+    /// Returns the remote memory of the slot's current node, from word `word` on.
     fn remote_memory_from_node_word(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
         let node = self.walks[slot as usize].current_node;
         let at = node.checked_mul(self.node_bytes as u64)?;
@@ -294,7 +294,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
     }
 
     /// Restarts the walks of slots that found a lock taken, after their wait.
-    pub(super) fn restart_delayed_walks(&mut self, pending: &[RequestSlot<T>]) {
+    pub(super) fn retry_walks_after_lock_wait(&mut self, pending: &[RequestSlot<T>]) {
         let now = time::now_ns();
         let mut i = 0;
         while let Some(&(slot, until)) = self.slots_and_lock_retry_times_ns.get(i) {

@@ -363,7 +363,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
             return Ok(0);
         };
         if !walker.slots_and_lock_retry_times_ns.is_empty() {
-            walker.restart_delayed_walks(&self.pending);
+            walker.retry_walks_after_lock_wait(&self.pending);
         }
         let (free, resend_queue, now) = (
             &mut self.free_slots,
@@ -532,7 +532,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
     }
 }
 
-/// The meaning of an answer for its request.
+/// The meaning of the server's answer for the client's request.
 enum AnswerEffect<T: KeyOrValue> {
     Complete(Answer<'static, T>),
     /// The request's entries are complete; the field is the key at which to continue.
@@ -556,12 +556,12 @@ fn interpret_answer<T: KeyOrValue>(
         },
         (Status::Moved, Op::Scan { from, .. }) => {
             let moved = answer.moved_range();
-            if pending.entries.is_empty() && moved.from <= from {
+            if pending.entries.is_empty() && moved.first_key <= from {
                 return AnswerEffect::Complete(Answer::Moved(moved));
             }
             // The server owns `from`. The scan ends where the other server's range begins, with the entries before it,
             // if there are any.
-            let next = Some(moved.from.max(from));
+            let next = Some(moved.first_key.max(from));
             return AnswerEffect::EntriesCompleteWithNextKey(next);
         }
         (Status::Ok, Op::Scan { end, limit, .. }) => {

@@ -37,22 +37,22 @@ impl<T: KeyOrValue> OwnerTable<T> {
 
     /// Enters the owner of a range, as a server reported it. Entries with a greater version stay.
     fn record_owner_if_newer(&mut self, moved: &MovedRange<T>) {
-        let behind = moved.end.map(|end| (end, self.owner(end)));
-        let before = self.owner(moved.from);
-        let within: Vec<T> = match moved.end {
-            Some(end) => self.range_owners.range(moved.from..end),
-            None => self.range_owners.range(moved.from..),
+        let behind = moved.end_key.map(|end| (end, self.owner(end)));
+        let before = self.owner(moved.first_key);
+        let within: Vec<T> = match moved.end_key {
+            Some(end) => self.range_owners.range(moved.first_key..end),
+            None => self.range_owners.range(moved.first_key..),
         }
         .map(|(from, _)| *from)
         .collect();
         let newer = |known: RangeOwner| moved.owner.version >= known.version;
         if newer(before) {
-            self.range_owners.insert(moved.from, moved.owner);
+            self.range_owners.insert(moved.first_key, moved.owner);
         } else {
-            self.range_owners.insert(moved.from, before);
+            self.range_owners.insert(moved.first_key, before);
         }
         for from in within {
-            if from != moved.from && newer(self.range_owners[&from]) {
+            if from != moved.first_key && newer(self.range_owners[&from]) {
                 self.range_owners.insert(from, moved.owner);
             }
         }
@@ -354,7 +354,11 @@ mod tests {
 
     fn moved(from: u64, end: Option<u64>, server: u16, version: u64) -> MovedRange {
         let owner = RangeOwner { server, version };
-        MovedRange { from, end, owner }
+        MovedRange {
+            first_key: from,
+            end_key: end,
+            owner,
+        }
     }
 
     #[test]

@@ -141,8 +141,8 @@ impl<C: ExecuteRequests<ByteString>> ExecuteRequests for NumberedClient<C> {
                     }
                 }
                 Answer::Moved(moved) => Answer::Moved(MovedRange {
-                    from: strings.key_number(&moved.from),
-                    end: moved.end.map(|end| strings.key_number(&end)),
+                    first_key: strings.key_number(&moved.first_key),
+                    end_key: moved.end_key.map(|end| strings.key_number(&end)),
                     owner: moved.owner,
                 }),
                 Answer::HandoverStepDone { version } => Answer::HandoverStepDone { version },

@@ -19,7 +19,7 @@ const FREEZE_LEASE: Duration = Duration::from_secs(2);
 struct FrozenRange<T> {
     taker_client: usize,
     tree: usize,
-    range: (T, Option<T>),
+    key_range: (T, Option<T>),
     lease_end_ns: u64,
 }
 
@@ -31,9 +31,9 @@ pub(crate) struct TakeRequest<T> {
     /// The tree.
     pub(crate) tree: u8,
     /// The first key.
-    pub(crate) from: T,
+    pub(crate) first_key: T,
     /// The upper bound of the range, exclusive, if any.
-    pub(crate) end: Option<T>,
+    pub(crate) end_key: Option<T>,
 }
 
 /// The handovers of a server, shared by its workers.
@@ -65,27 +65,27 @@ impl<T: KeyOrValue> Handovers<T> {
         store: &Store<T>,
         (client, tree): (usize, usize),
         step: HandoverStep,
-        range: (T, Option<T>),
+        key_range: (T, Option<T>),
     ) -> Result<u64, Refusal<T>> {
         let done = Ok(wire::first_word_with_version(Status::Ok, 0));
         let refused = Ok(wire::first_word_with_version(Status::MalformedOrRefused, 0));
         let matches_request =
-            |f: &FrozenRange<T>| (f.taker_client, f.tree, f.range) == (client, tree, range);
+            |f: &FrozenRange<T>| (f.taker_client, f.tree, f.key_range) == (client, tree, key_range);
         match step {
             HandoverStep::Freeze => {
                 let mut frozen = lock(&self.frozen);
                 if frozen
                     .iter()
-                    .any(|f| f.tree == tree && overlap(f.range, range))
+                    .any(|f| f.tree == tree && overlap(f.key_range, key_range))
                 {
                     return refused;
                 }
-                store.freeze(tree, range)?;
+                store.freeze(tree, key_range)?;
                 let until_ns = time::now_ns() + u64::try_from(FREEZE_LEASE.as_nanos()).unwrap_or(0);
                 frozen.push(FrozenRange {
                     taker_client: client,
                     tree,
-                    range,
+                    key_range,
                     lease_end_ns: until_ns,
                 });
                 self.frozen_count.store(frozen.len(), Ordering::Release);
@@ -106,20 +106,20 @@ impl<T: KeyOrValue> Handovers<T> {
                     server: to,
                     version,
                 };
-                store.cede(tree, range, owner)?;
+                store.cede(tree, key_range, owner)?;
                 frozen.swap_remove(at);
                 self.frozen_count.store(frozen.len(), Ordering::Release);
                 Ok(wire::first_word_with_version(Status::Ok, version))
             }
             HandoverStep::Take { giver } => {
-                let (from, end) = range;
+                let (first_key, end_key) = key_range;
                 let tree = u8::try_from(tree).unwrap_or(u8::MAX);
                 self.unfinished_takes.fetch_add(1, Ordering::AcqRel);
                 lock(&self.waiting_takes).push(TakeRequest {
                     giver,
                     tree,
-                    from,
-                    end,
+                    first_key,
+                    end_key,
                 });
                 done
             }
@@ -131,7 +131,7 @@ impl<T: KeyOrValue> Handovers<T> {
         let mut frozen = lock(&self.frozen);
         frozen.retain(|f| {
             // A client may hold a lock at the moment; a later call thaws the range then.
-            !which(f) || store.thaw(f.tree, f.range).is_err()
+            !which(f) || store.thaw(f.tree, f.key_range).is_err()
         });
         self.frozen_count.store(frozen.len(), Ordering::Release);
     }
@@ -192,7 +192,7 @@ fn overlap<T: Ord + Copy>(a: (T, Option<T>), b: (T, Option<T>)) -> bool {
 }
 
 /// Number of sampled keys that a worker keeps.
-const MAX_SAMPLED_KEYS: usize = 160;
+const MAX_SAMPLED_REQUEST_KEYS: usize = 160;
 /// Sampling interval: the key of one in so many requests is kept.
 const REQUESTS_PER_SAMPLE: u32 = 61;
 
@@ -215,7 +215,7 @@ impl<T: KeyOrValue> LoadMeter<T> {
             busy_ns: 0,
             batch_start_ns: 0,
             keys_since_sample: 0,
-            sampled_keys: Vec::with_capacity(MAX_SAMPLED_KEYS),
+            sampled_keys: Vec::with_capacity(MAX_SAMPLED_REQUEST_KEYS),
             next_sample_index: 0,
         }
     }
@@ -242,10 +242,10 @@ impl<T: KeyOrValue> LoadMeter<T> {
         self.keys_since_sample += 1;
         if self.keys_since_sample == REQUESTS_PER_SAMPLE {
             self.keys_since_sample = 0;
-            if self.sampled_keys.len() < MAX_SAMPLED_KEYS {
+            if self.sampled_keys.len() < MAX_SAMPLED_REQUEST_KEYS {
                 self.sampled_keys.push(key);
             } else {
-                self.sampled_keys[self.next_sample_index % MAX_SAMPLED_KEYS] = key;
+                self.sampled_keys[self.next_sample_index % MAX_SAMPLED_REQUEST_KEYS] = key;
             }
             self.next_sample_index += 1;
         }

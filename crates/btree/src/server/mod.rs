@@ -288,7 +288,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             recovered_locks,
             expelled,
             taken_entries: self.handovers.taken_entries(),
-            clients: clients.now,
+            connected_clients: clients.now,
             clients_total: clients.ever,
             tree: self.store.stats(),
             ..ServerStats::default()

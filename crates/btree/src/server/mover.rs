@@ -114,16 +114,19 @@ impl<T: KeyOrValue> RangeMover<T> {
         };
         let failed_attempts = std::mem::take(&mut self.failed_attempts) + 1;
         self.remaining_take = match outcome {
-            ChunkOutcome::RestFrom(from) => Some(TakeRequest { from, ..take }),
+            ChunkOutcome::RestFrom(from) => Some(TakeRequest {
+                first_key: from,
+                ..take
+            }),
             ChunkOutcome::Complete => None,
             ChunkOutcome::TryLater(why) if failed_attempts < MAX_ATTEMPTS_PER_CHUNK => {
-                tracing::info!("keys from {} on are taken later: {why}", take.from);
+                tracing::info!("keys from {} on are taken later: {why}", take.first_key);
                 self.failed_attempts = failed_attempts;
                 self.next_chunk_at = now + FIRST_RETRY_PAUSE * (1 << (failed_attempts - 1));
                 Some(take)
             }
             ChunkOutcome::TryLater(why) | ChunkOutcome::Impossible(why) => {
-                tracing::warn!("keys from {} on are not taken: {why}", take.from);
+                tracing::warn!("keys from {} on are not taken: {why}", take.first_key);
                 None
             }
         };
@@ -136,7 +139,7 @@ impl<T: KeyOrValue> RangeMover<T> {
     /// Takes the first chunk of a range.
     fn take_first_chunk(&mut self, take: TakeRequest<T>) -> Result<ChunkOutcome<T>, ClientError> {
         let rest_from = |end: Option<T>| {
-            let rest = end.filter(|end| take.end.is_none_or(|last| *end < last));
+            let rest = end.filter(|end| take.end_key.is_none_or(|last| *end < last));
             rest.map_or(ChunkOutcome::Complete, ChunkOutcome::RestFrom)
         };
         let later = |why: &str| Ok(ChunkOutcome::TryLater(why.to_owned()));
@@ -150,19 +153,19 @@ impl<T: KeyOrValue> RangeMover<T> {
         };
         let tree = take.tree;
         // The first scan finds the end of the chunk.
-        let next = match scan_at_giver(giver, tree, (take.from, take.end))? {
+        let next = match scan_at_giver(giver, tree, (take.first_key, take.end_key))? {
             Ok((_, next)) => next,
             // An earlier take got these keys.
             Err(moved) if moved.owner.server == self.server_number => {
-                return Ok(rest_from(moved.end));
+                return Ok(rest_from(moved.end_key));
             }
             Err(moved) => {
                 let why = format!("server {} owns them", moved.owner.server);
                 return Ok(ChunkOutcome::Impossible(why));
             }
         };
-        let end = next.or(take.end);
-        let range = (take.from, end);
+        let end = next.or(take.end_key);
+        let range = (take.first_key, end);
         let incarnation = giver.server_incarnation();
         if !matches!(
             request_step(giver, tree, HandoverStep::Freeze, range)?,
@@ -171,7 +174,7 @@ impl<T: KeyOrValue> RangeMover<T> {
             return later("the giver does not freeze them");
         }
         let mut entries = Vec::new();
-        let mut from = take.from;
+        let mut from = take.first_key;
         while let Ok((found, next)) = scan_at_giver(giver, tree, (from, end))? {
             entries.extend(found);
             match next {
@@ -187,7 +190,7 @@ impl<T: KeyOrValue> RangeMover<T> {
         let mut ceded = request_step(giver, tree, HandoverStep::Cede { to }, range)?;
         // The giver may never answer again. A server that stops takes no more keys.
         while matches!(ceded, StepResult::Unknown) && !self.handovers.is_stopping() {
-            ceded = query_cession_outcome(giver, (tree, take.from), to, incarnation);
+            ceded = query_cession_outcome(giver, (tree, take.first_key), to, incarnation);
         }
         let StepResult::DoneWithVersion(version) = ceded else {
             self.store.release_nodes(reserved);
@@ -199,7 +202,7 @@ impl<T: KeyOrValue> RangeMover<T> {
         let mut waiter = Waiter::never_sleeping();
         while let Err(e) = self.store.adopt(tree, range, &entries, &mut reserved) {
             if e == Refusal::Full {
-                tracing::error!("no memory for keys from {} on: lost", take.from);
+                tracing::error!("no memory for keys from {} on: lost", take.first_key);
                 break;
             }
             // Without workers, the lock of a stopped client is never freed.

@@ -121,9 +121,9 @@ impl<T: KeyOrValue> Store<T> {
     ///
     /// # Errors
     /// [`Refusal::Moved`] if another server owns some of the keys; the range is then unchanged.
-    pub fn freeze(&self, tree: usize, range: (T, Option<T>)) -> Result<(), Refusal<T>> {
-        self.split_leaves_at_range_ends(tree, range)?;
-        let frozen = self.for_each_locked_leaf(tree, range, |_, leaf| {
+    pub fn freeze(&self, tree: usize, key_range: (T, Option<T>)) -> Result<(), Refusal<T>> {
+        self.split_leaves_at_range_ends(tree, key_range)?;
+        let frozen = self.for_each_locked_leaf(tree, key_range, |_, leaf| {
             if leaf.node().is_owned_elsewhere() {
                 return Err(Refusal::Moved(super::MovedRange::from_moved_leaf(
                     leaf.node(),
@@ -133,7 +133,7 @@ impl<T: KeyOrValue> Store<T> {
             Ok(())
         });
         if frozen.is_err() {
-            self.thaw(tree, range)?;
+            self.thaw(tree, key_range)?;
         }
         frozen
     }
@@ -142,8 +142,8 @@ impl<T: KeyOrValue> Store<T> {
     ///
     /// # Errors
     /// [`Refusal::BusyNodeOrZero`].
-    pub fn thaw(&self, tree: usize, range: (T, Option<T>)) -> Result<(), Refusal<T>> {
-        self.for_each_locked_leaf(tree, range, |_, leaf| {
+    pub fn thaw(&self, tree: usize, key_range: (T, Option<T>)) -> Result<(), Refusal<T>> {
+        self.for_each_locked_leaf(tree, key_range, |_, leaf| {
             leaf.set_and_clear_flags(0, FLAG_FROZEN);
             Ok(())
         })
@@ -157,10 +157,12 @@ impl<T: KeyOrValue> Store<T> {
     pub fn cede(
         &self,
         tree: usize,
-        range: (T, Option<T>),
+        key_range: (T, Option<T>),
         owner: RangeOwner,
     ) -> Result<(), Refusal<T>> {
-        self.assign_range_if(tree, range, owner, |leaf| !leaf.node().keys_may_change())
+        self.assign_range_if(tree, key_range, owner, |leaf| {
+            !leaf.node().keys_may_change()
+        })
     }
 
     /// Assigns a range to another server and drops its entries. A starting server calls this for the ranges of others.
@@ -170,22 +172,22 @@ impl<T: KeyOrValue> Store<T> {
     pub fn assign_range_to_other(
         &self,
         tree: usize,
-        range: (T, Option<T>),
+        key_range: (T, Option<T>),
         owner: RangeOwner,
     ) -> Result<(), Refusal<T>> {
-        self.assign_range_if(tree, range, owner, |_| true)
+        self.assign_range_if(tree, key_range, owner, |_| true)
     }
 
     /// Assigns all leaves of a range to another server, or none: `may_assign` must hold for each.
     fn assign_range_if(
         &self,
         tree: usize,
-        range: Range<T>,
+        key_range: Range<T>,
         owner: RangeOwner,
         may_assign: impl Fn(&LockedNode<'_, T>) -> bool,
     ) -> Result<(), Refusal<T>> {
-        self.split_leaves_at_range_ends(tree, range)?;
-        let mut leaves = self.lock_all_leaves(tree, range)?;
+        self.split_leaves_at_range_ends(tree, key_range)?;
+        let mut leaves = self.lock_all_leaves(tree, key_range)?;
         if !leaves.iter().all(|(_, leaf)| may_assign(leaf)) {
             return Err(Refusal::BusyNodeOrZero(0));
         }
@@ -208,7 +210,7 @@ impl<T: KeyOrValue> Store<T> {
                 let sibling = leaf.0[SIBLING_WORD].load(Ordering::Relaxed);
                 let next = leaf
                     .key_upper_bound()
-                    .filter(|next| range.1.is_none_or(|end| *next < end));
+                    .filter(|next| key_range.1.is_none_or(|end| *next < end));
                 next.map(|next| (next, sibling))
             });
             at = next.unwrap_or(None);
@@ -258,7 +260,7 @@ impl<T: KeyOrValue> Store<T> {
     pub fn adopt(
         &self,
         tree: usize,
-        range: (T, Option<T>),
+        key_range: (T, Option<T>),
         entries: &[(T, T)],
         reserved: &mut ReservedNodes,
     ) -> Result<(), Refusal<T>> {
@@ -266,9 +268,9 @@ impl<T: KeyOrValue> Store<T> {
             key.check_key(self.sizes())?;
             value.check_value(self.sizes())?;
         }
-        self.split_leaves_at_range_ends(tree, range)?;
+        self.split_leaves_at_range_ends(tree, key_range)?;
         let mut made = Vec::new();
-        let adopted = self.for_each_locked_leaf(tree, range, |_, leaf| {
+        let adopted = self.for_each_locked_leaf(tree, key_range, |_, leaf| {
             // Other leaves were adopted by an earlier call that failed midway.
             if leaf.node().is_owned_elsewhere() {
                 self.replace_moved_leaf(tree, leaf, entries, (reserved, &mut made))?;

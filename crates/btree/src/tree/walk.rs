@@ -21,7 +21,7 @@ pub enum Refusal<T: KeyOrValue = u64> {
     #[error("a node of the tree is locked for long")]
     BusyNodeOrZero(u64),
     /// The key belongs to another server.
-    #[error("keys from {} on belong to server {}", .0.from, .0.owner.server)]
+    #[error("keys from {} on belong to server {}", .0.first_key, .0.owner.server)]
     Moved(MovedRange<T>),
     /// A key or a value is longer than the trees allow.
     #[error(transparent)]
@@ -50,13 +50,13 @@ impl RangeOwner {
     }
 }
 
-/// Keys that belong to another server.
+/// A range of keys that belong to another server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MovedRange<T: KeyOrValue = u64> {
-    /// The first of them.
-    pub from: T,
-    /// The first key that is not among them, if there is one.
-    pub end: Option<T>,
+    /// The first key of the range.
+    pub first_key: T,
+    /// The upper bound of the range, exclusive, if any.
+    pub end_key: Option<T>,
     /// The owner of the keys.
     pub owner: RangeOwner,
 }
@@ -65,8 +65,8 @@ impl<T: KeyOrValue> MovedRange<T> {
     /// Reads the range and the owner from a leaf with the flag `FLAG_MOVED`.
     pub(crate) fn from_moved_leaf<W: NodeWords + ?Sized>(leaf: Node<'_, W, T>) -> Self {
         Self {
-            from: leaf.key_lower_bound(),
-            end: leaf.key_upper_bound(),
+            first_key: leaf.key_lower_bound(),
+            end_key: leaf.key_upper_bound(),
             owner: RangeOwner::decode_word(leaf.child(0)),
         }
     }

@@ -12,8 +12,8 @@ use super::lane::{self, Lane};
 use crate::config::{CTS_SIGNAL_INTERVAL, Config, RECVS_PER_REPOST};
 use crate::error::Error;
 use crate::memory_layout::{
-    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, cts_entry_offset,
-    slot_index,
+    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_RECEIVES_PER_GROUP,
+    cts_entry_offset, slot_index,
 };
 use crate::peer_watch::PeerMonitor;
 use crate::receiving::{GroupPartSizes, ImmediateResult, ReceiveQueue};
@@ -90,17 +90,17 @@ impl Receiver {
     /// are under way; try again. Groups are filled in their order; tags choose within a group.
     ///
     /// # Errors
-    /// Those of the connection, which is then broken; [`Error::InvalidRange`], [`Error::InvalidPartCount`] for this
-    /// group alone.
+    /// The errors of the connection, which is then broken. [`Error::InvalidRange`] and [`Error::InvalidReceiveCount`]
+    /// concern this group alone.
     pub fn irecv(
         &mut self,
         parts: &[(&MemoryRegion, Range<usize>, u32)],
     ) -> Result<Option<RequestHandle>, Error> {
         self.fail_if_error_recorded()?;
-        if !(1..=MAX_PARTS_PER_GROUP).contains(&parts.len()) {
-            return Err(Error::InvalidPartCount(parts.len()));
+        if !(1..=MAX_RECEIVES_PER_GROUP).contains(&parts.len()) {
+            return Err(Error::InvalidReceiveCount(parts.len()));
         }
-        let mut room = [0; MAX_PARTS_PER_GROUP];
+        let mut room = [0; MAX_RECEIVES_PER_GROUP];
         for (room, (buffer, range, _)) in room.iter_mut().zip(parts) {
             *room = lane::checked_range_len(range, buffer)?;
         }
@@ -111,7 +111,10 @@ impl Receiver {
                 return Ok(None);
             }
         }
-        let Some((request, group)) = self.receive_queue.post_group(&room[..parts.len()])? else {
+        let Some((request, group)) = self
+            .receive_queue
+            .post_receive_group(&room[..parts.len()])?
+        else {
             self.poll()?;
             return Ok(None);
         };
@@ -124,7 +127,7 @@ impl Receiver {
     /// incomplete.
     ///
     /// # Errors
-    /// Those of the connection; [`Error::UnknownRequest`].
+    /// The errors of the connection, and [`Error::UnknownRequest`].
     pub fn test(&mut self, request: RequestHandle) -> Result<Option<GroupPartSizes>, Error> {
         self.fail_if_error_recorded()?;
         if let Some(sizes) = self.receive_queue.take_if_complete(request)? {
@@ -140,7 +143,7 @@ impl Receiver {
     /// devices that the NIC writes to directly have what came before. `None`: too many are under way; try again.
     ///
     /// # Errors
-    /// Those of the connection; the buffer's region needs [`Access::REMOTE_READ`].
+    /// The errors of the connection. The buffer's region needs [`Access::REMOTE_READ`].
     pub fn try_start_flush(
         &mut self,
         buffer: &MemoryRegion,
@@ -188,7 +191,7 @@ impl Receiver {
         waiter.idle_polling_cq_until(until_ns);
     }
 
-    /// Whether no group waits for bytes.
+    /// Returns true if no group waits for bytes.
     pub fn has_no_pending_groups(&self) -> bool {
         self.receive_queue.is_idle()
     }
@@ -203,10 +206,10 @@ impl Receiver {
         &mut self,
         group: u64,
         parts: &[(&MemoryRegion, Range<usize>, u32)],
-        room: &[u32; MAX_PARTS_PER_GROUP],
+        room: &[u32; MAX_RECEIVES_PER_GROUP],
     ) -> Result<(), Error> {
         let count = parts.len();
-        let mut bytes = [0; MAX_PARTS_PER_GROUP * CTS_ENTRY_BYTES];
+        let mut bytes = [0; MAX_RECEIVES_PER_GROUP * CTS_ENTRY_BYTES];
         // The first entry comes last: see `cts_entry_offset`.
         let (entries, _) = bytes.as_chunks_mut::<CTS_ENTRY_BYTES>();
         for (part, (buffer, range, tag)) in parts.iter().enumerate() {
@@ -215,7 +218,7 @@ impl Receiver {
                 buffer_bytes: room[part],
                 rkey: buffer.rkey().0,
                 tag: *tag,
-                parts_in_group: u32::try_from(count).unwrap_or(u32::MAX),
+                receives_in_group: u32::try_from(count).unwrap_or(u32::MAX),
             };
             entries[count - 1 - part] = entry.encode(group);
         }
@@ -245,7 +248,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes completions; how many there were.
+    /// Takes completions and returns their number.
     fn poll(&mut self) -> Result<usize, Error> {
         let Self {
             cq,
@@ -296,7 +299,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// A call found nothing: an error if that is because the peer is gone.
+    /// Returns an error if a call found nothing because the peer is gone.
     fn fail_if_peer_gone(&mut self) -> Result<(), Error> {
         if self.peer_monitor.is_gone_after_empty_call() && self.poll()? == 0 {
             return self.record_first_error(Err(Error::PeerGone("receives")));
@@ -304,7 +307,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Remembers an error of the connection.
+    /// Records the first error of the connection.
     fn record_first_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
             self.first_error.get_or_insert_with(|| error.clone());
@@ -326,7 +329,7 @@ fn read_completion_record(
     let mut bytes = [0; COMPLETION_RECORD_BYTES];
     records.read_at(slot_index(group) * COMPLETION_RECORD_BYTES, &mut bytes)?;
     let (words, _) = bytes.as_chunks::<4>();
-    let mut sizes = [0; MAX_PARTS_PER_GROUP];
+    let mut sizes = [0; MAX_RECEIVES_PER_GROUP];
     for (size, word) in sizes.iter_mut().zip(words) {
         *size = u32::from_le_bytes(*word);
     }

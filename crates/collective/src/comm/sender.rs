@@ -11,8 +11,8 @@ use verbs::{
 use super::lane::{self, Lane};
 use crate::error::Error;
 use crate::memory_layout::{
-    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, cts_entry_offset,
-    marker_offset, slot_index, slot_marker, stripe_range,
+    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_RECEIVES_PER_GROUP,
+    cts_entry_offset, marker_offset, slot_index, slot_marker, stripe_range,
 };
 use crate::peer_watch::PeerMonitor;
 use crate::request_pool::RequestHandle;
@@ -62,7 +62,8 @@ impl Sender {
     /// requests are under way; try again. The bytes belong to the NIC until the request is done.
     ///
     /// # Errors
-    /// Those of the connection, which is then broken; [`Error::InvalidRange`], [`Error::TooLong`] for this send alone.
+    /// The errors of the connection, which is then broken. [`Error::InvalidRange`] and [`Error::TooLong`] concern this
+    /// send alone.
     pub fn isend(
         &mut self,
         buffer: &MemoryRegion,
@@ -100,7 +101,7 @@ impl Sender {
     /// The bytes of a send that has arrived. The request is then done with.
     ///
     /// # Errors
-    /// Those of the connection; [`Error::UnknownRequest`].
+    /// The errors of the connection, and [`Error::UnknownRequest`].
     pub fn test(&mut self, request: RequestHandle) -> Result<Option<u32>, Error> {
         self.fail_if_error_recorded()?;
         if let Some(len) = self.send_queue.take_if_delivered(request)? {
@@ -117,7 +118,7 @@ impl Sender {
         waiter.idle_polling_memory(&self.cts_fifo);
     }
 
-    /// Whether nothing is under way, and all requests were tested to their end.
+    /// Returns true if no send is in progress and all requests were tested to their end.
     pub fn is_idle(&self) -> bool {
         self.send_queue.is_idle()
     }
@@ -127,7 +128,7 @@ impl Sender {
         self.lanes.len()
     }
 
-    /// Whether the receiver has posted the next group.
+    /// Returns true if the receiver has posted the next group.
     fn poll_clear_to_send(&mut self) -> Result<bool, Error> {
         let Some(group) = self.send_queue.awaited_cts_group() else {
             return Ok(true);
@@ -145,7 +146,7 @@ impl Sender {
         };
         let first = entry(0)?;
         let mut entries = vec![first];
-        for part in 1..(first.parts_in_group as usize).min(MAX_PARTS_PER_GROUP) {
+        for part in 1..(first.receives_in_group as usize).min(MAX_RECEIVES_PER_GROUP) {
             entries.push(entry(part)?);
         }
         let offered = self.send_queue.add_cts_entries(&entries);
@@ -153,12 +154,12 @@ impl Sender {
         Ok(true)
     }
 
-    /// Whether each lane has room for a group.
+    /// Returns true if each lane has room for a group.
     fn poll_for_group_room(&mut self) -> Result<bool, Error> {
         let full = |lanes: &[Lane]| {
             lanes
                 .iter()
-                .any(|lane| lane.free_send_wrs <= MAX_PARTS_PER_GROUP)
+                .any(|lane| lane.free_send_wrs <= MAX_RECEIVES_PER_GROUP)
         };
         if full(&self.lanes) || !self.send_queue.has_request_room() {
             self.poll()?;
@@ -212,7 +213,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Puts the sizes of a group where they can be written from: that, and the record of the receiver.
+    /// Copies the sizes of a group to registered memory. Returns that memory, and the receiver's completion record.
     fn stage_group_sizes(
         &self,
         group: &MatchedGroup<Option<MrSlice>>,
@@ -232,7 +233,7 @@ impl Sender {
         Ok((self.size_staging.slice(at..at + len)?, remote))
     }
 
-    /// Takes completions; how many there were.
+    /// Takes completions and returns their number.
     fn poll(&mut self) -> Result<usize, Error> {
         let Self {
             lanes,
@@ -250,7 +251,7 @@ impl Sender {
         self.record_first_error(taken)
     }
 
-    /// A call found nothing: an error if that is because the peer is gone.
+    /// Returns an error if a call found nothing because the peer is gone.
     fn fail_if_peer_gone(&mut self, what: &'static str) -> Result<(), Error> {
         if self.peer_monitor.is_gone_after_empty_call() && self.poll()? == 0 {
             return self.record_first_error(Err(Error::PeerGone(what)));
@@ -258,7 +259,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Remembers an error of the connection.
+    /// Records the first error of the connection.
     fn record_first_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
             self.first_error.get_or_insert_with(|| error.clone());

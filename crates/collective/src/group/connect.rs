@@ -98,7 +98,7 @@ impl PreparedGroup {
     /// the time while ranks are awaited, so it must be fast.
     ///
     /// # Errors
-    /// Those of [`connect`](Self::connect), and [`Error::RendezvousGivenUp`].
+    /// The errors of [`connect`](Self::connect), and [`Error::RendezvousGivenUp`].
     pub fn connect_while(
         mut self,
         addresses: &[Vec<u8>],

@@ -114,7 +114,7 @@ impl RankMessenger {
         }
     }
 
-    /// Goes on with all messages without waiting; whether something moved.
+    /// Makes progress with all messages, without waiting. Returns true if a message made progress.
     pub fn progress_all_peers(&mut self) -> bool {
         let mut moved = false;
         for lane in &mut self.peers {
@@ -123,7 +123,7 @@ impl RankMessenger {
         moved
     }
 
-    /// Whether no message is under way.
+    /// Returns true if no message is in progress.
     pub fn is_idle(&self) -> bool {
         let mut lanes = self.peers.iter();
         lanes.all(|lane| lane.outgoing.is_empty() && lane.incoming.is_empty())

@@ -81,12 +81,12 @@ impl Group {
         })
     }
 
-    /// This rank, from 0.
+    /// Returns the number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.ring.rank()
     }
 
-    /// How many there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.ring.ranks()
     }
@@ -94,7 +94,7 @@ impl Group {
     /// Every rank gets the reduction of all ranks' elements; the same bytes everywhere.
     ///
     /// # Errors
-    /// Those of the connections, [`Error::Timeout`] among them, and bytes that are not whole elements.
+    /// The errors of the connections, including [`Error::Timeout`], and bytes that are not whole elements.
     pub fn all_reduce(
         &mut self,
         bytes: &mut [u8],

@@ -48,7 +48,7 @@ impl ScheduleTurn {
     }
 }
 
-/// How bytes are cut.
+/// The partition of the bytes into parts, and of a part into pieces.
 struct PiecePartition {
     rank: usize,
     ranks: usize,
@@ -57,7 +57,7 @@ struct PiecePartition {
     data: DataType,
 }
 
-/// Where block `index` of `blocks` equal ones begins.
+/// Returns the first element of block `index` if `count` elements are divided into `blocks` equal blocks.
 fn block_start(count: usize, blocks: usize, index: usize) -> usize {
     count / blocks * index + (count % blocks).min(index)
 }
@@ -179,7 +179,7 @@ pub(super) struct PipelinedAllReduce<'a> {
     receives: PieceQueue,
     /// The turn whose piece is to come next; none when all came.
     next_incoming: Option<ScheduleTurn>,
-    /// Whether the next piece to be sent is in its slot.
+    /// True if the next piece to be sent is in its slot.
     is_next_send_staged: bool,
 }
 

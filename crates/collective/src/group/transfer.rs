@@ -57,7 +57,8 @@ pub(super) fn wrong_size_error(came: usize, expected: usize) -> Error {
     ))
 }
 
-/// The pieces of so many bytes. No bytes are a piece, too: a receive of nothing still waits for its send.
+/// Returns the number of pieces of `len` bytes. No bytes are one piece, because a receive of nothing still waits for
+/// its send.
 pub(super) fn piece_count(len: usize) -> usize {
     len.div_ceil(SLOT_BYTES).max(1)
 }
@@ -74,7 +75,7 @@ pub(super) fn piece_range_and_slot_offset(
     )
 }
 
-/// How far a send is.
+/// The progress of a send.
 #[derive(Debug, Default)]
 pub(super) struct SendProgress {
     /// Pieces that are in their slots.
@@ -117,13 +118,13 @@ impl SendProgress {
         Ok(before != (self.started_pieces, self.delivered_pieces))
     }
 
-    /// Whether so many bytes are at the peer.
+    /// Returns true if `len` bytes have arrived at the peer.
     pub(super) fn is_done(&self, len: usize) -> bool {
         self.delivered_pieces == piece_count(len)
     }
 }
 
-/// How far a receive is.
+/// The progress of a receive.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveProgress {
     posted_pieces: usize,
@@ -166,7 +167,7 @@ impl ReceiveProgress {
         Ok(before != (self.posted_pieces, self.received_pieces))
     }
 
-    /// Whether so many bytes came.
+    /// Returns true if `len` bytes have arrived.
     pub(super) fn is_done(&self, len: usize) -> bool {
         self.received_pieces == piece_count(len)
     }

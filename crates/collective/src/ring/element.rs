@@ -1,4 +1,4 @@
-//! What collectives compute with.
+//! The element types and the reductions of collectives.
 
 use half::{bf16, f16};
 use verbs::MemoryRegion;

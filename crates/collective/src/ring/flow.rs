@@ -26,7 +26,7 @@ pub(super) struct RingNeighbours {
     pub(super) timeout: Duration,
 }
 
-/// Where a slice goes.
+/// The destination of a slice.
 pub(super) enum SliceDestination {
     /// Into the buffer, once so many slices have been sent: the bytes there may still be on their way.
     BufferAfterSends(Range<usize>, usize),
@@ -42,15 +42,15 @@ pub(super) struct CollectivePlan<'f> {
     pub(super) destination: &'f MemoryRegion,
     pub(super) data: DataType,
     pub(super) op: Reduction,
-    /// How many slices come, and how many go.
+    /// Numbers of slices that the rank receives and sends.
     pub(super) slices_to_receive: usize,
     pub(super) slices_to_send: usize,
     pub(super) incoming_slice_destination: &'f dyn Fn(usize) -> SliceDestination,
-    /// The bytes of a slice to be sent, and how many slices must have come before.
+    /// Returns the bytes of a slice to be sent, and the number of slices that must have been received before.
     pub(super) outgoing_range_and_needed_receives: &'f dyn Fn(usize) -> (Range<usize>, usize),
 }
 
-/// How far it is.
+/// The progress of a collective.
 #[derive(Default)]
 struct CollectiveProgress {
     posted_receives: usize,
@@ -62,7 +62,7 @@ struct CollectiveProgress {
 }
 
 impl RingNeighbours {
-    /// Runs it to its end.
+    /// Runs a collective to its end.
     pub(super) fn run(&mut self, flow: &CollectivePlan<'_>) -> Result<(), Error> {
         let mut at = CollectiveProgress::default();
         run_to_completion(self.timeout, || {

@@ -96,19 +96,19 @@ impl Ring {
         })
     }
 
-    /// The same with another time after which a collective gives up; 30 s unless set.
+    /// Returns this ring with another timeout of its collectives. The default is 30 s.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.neighbors.timeout = timeout;
         self
     }
 
-    /// This rank, from 0.
+    /// Returns the number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
@@ -122,7 +122,7 @@ impl Ring {
     /// Every rank gets the reduction of all ranks' `count` elements, which are at the start of `buffer`.
     ///
     /// # Errors
-    /// Those of the connections; a rank that fails breaks the ring.
+    /// The errors of the connections; a rank that fails breaks the ring.
     pub fn all_reduce(
         &mut self,
         buffer: &MemoryRegion,

@@ -38,7 +38,7 @@ pub(super) enum StepOutcome<'a> {
     AskServer,
 }
 
-/// The effect of the server's answer to a request that [`ClientDesign::encode_server_request`] encoded.
+/// The meaning of the server's answer to [`ClientDesign::encode_server_request`] for the client's request.
 pub(super) enum AnswerEffect {
     /// The client sent the request itself to the server, so the answer completes it.
     AnswerIsFinal,

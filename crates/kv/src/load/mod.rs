@@ -350,7 +350,8 @@ impl<'w> LoadRun<'w> {
         }
     }
 
-    /// Starts an operation if the window has room and stop-and-go permits. Returns true if it did.
+    /// Starts an operation if the window has room and, in stop-and-go mode, all answers to the last window have come.
+    /// Returns true if it did.
     #[inline]
     fn start_operation(&mut self, pipeline: &mut PipelinedClient) -> Result<bool, ClientError> {
         if self.workload.stop_and_go {

@@ -237,7 +237,7 @@ impl RecordTable {
             Some(record) => record,
             None => match neighbourhood
                 .clone()
-                .find(|&record| self.reclaim_and_lock(keys, record))
+                .find(|&record| self.lock_removed_record(keys, record))
             {
                 Some(record) => record,
                 None => {
@@ -292,8 +292,8 @@ impl RecordTable {
         Ok(record)
     }
 
-    /// Reclaims a record whose key was removed, and leaves the record locked. Returns true on success.
-    fn reclaim_and_lock(&self, keys: &mut TableKeys, record: u64) -> bool {
+    /// Locks a record whose key was removed, so that a new key can use the record. Returns true on success.
+    fn lock_removed_record(&self, keys: &mut TableKeys, record: u64) -> bool {
         let removed = |keys: &mut TableKeys| {
             self.read(record, &mut keys.body_buffer);
             self.record_layout

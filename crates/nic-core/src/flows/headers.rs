@@ -22,7 +22,8 @@ pub mod layer {
     pub const UDP: u32 = 16;
 }
 
-/// Positions of the fields in [`FrameHeaders::field_values`], each in network byte order. IPv4 and IPv6 share fields.
+/// Positions of the fields in [`FrameHeaders::parsed_field_values`], each in network byte order. IPv4 and IPv6 share
+/// fields.
 pub mod field {
     use std::ops::Range;
 
@@ -62,8 +63,8 @@ const MORE_FRAGMENTS: u8 = 4;
 pub struct FrameHeaders {
     /// Layers of the frame: bits of [`layer`].
     pub layers: u32,
-    /// Field values at the positions of [`field`]; 0 for missing fields.
-    pub field_values: [u8; MATCH_FIELDS_BYTES],
+    /// Values of the fields of the frame, at the positions of [`field`]; 0 for missing fields.
+    pub parsed_field_values: [u8; MATCH_FIELDS_BYTES],
     /// Position of the IPv4 header in the frame.
     ipv4: Option<Range<usize>>,
     /// Position of a complete TCP segment or UDP datagram in the frame.
@@ -80,7 +81,7 @@ impl FrameHeaders {
         };
         let mut headers = Self {
             layers: 0,
-            field_values: [0; MATCH_FIELDS_BYTES],
+            parsed_field_values: [0; MATCH_FIELDS_BYTES],
             ipv4: None,
             transport_range: None,
         };
@@ -149,13 +150,13 @@ impl FrameHeaders {
 
     /// Sets the first bytes of a field.
     fn set(&mut self, at: Range<usize>, value: &[u8]) {
-        self.field_values[at.start..at.start + value.len()].copy_from_slice(value);
+        self.parsed_field_values[at.start..at.start + value.len()].copy_from_slice(value);
     }
 
     /// Returns the bytes of a field, which is a range of [`field`].
     #[must_use]
     pub fn field(&self, at: Range<usize>) -> &[u8] {
-        &self.field_values[at]
+        &self.parsed_field_values[at]
     }
 
     /// Returns true if the frame has one of the layers in `layer`, bits of [`layer`].
@@ -167,7 +168,7 @@ impl FrameHeaders {
     /// Returns true if the destination is a group address: IEEE 802, 8.2.
     #[must_use]
     pub fn is_multicast(&self) -> bool {
-        self.field_values[0] & 1 != 0
+        self.parsed_field_values[0] & 1 != 0
     }
 
     /// Returns the one's complement sum of a TCP segment or UDP datagram with its pseudo header: RFC 9293, 3.1; RFC 768.
@@ -176,7 +177,7 @@ impl FrameHeaders {
         let sum = Sum16BitWords::new()
             .add_slice(self.field(field::SRC_IP))
             .add_slice(self.field(field::DST_IP))
-            .add_2bytes([0, self.field_values[field::PROTOCOL.start]]);
+            .add_2bytes([0, self.parsed_field_values[field::PROTOCOL.start]]);
         // The length is added as two 16-bit halves; for IPv4 the upper half is 0.
         let [a, b, c, d] = length.to_be_bytes();
         sum.add_2bytes([a, b]).add_2bytes([c, d]).add_slice(segment)

@@ -39,7 +39,11 @@ impl HeaderMatch {
     #[must_use]
     pub fn matches(&self, headers: &FrameHeaders) -> bool {
         let has_layers = headers.layers & self.required_layers == self.required_layers;
-        let fields = headers.field_values.iter().zip(&self.value).zip(&self.mask);
+        let fields = headers
+            .parsed_field_values
+            .iter()
+            .zip(&self.value)
+            .zip(&self.mask);
         has_layers
             && fields
                 .map(|((field, value), mask)| (field ^ value) & mask)

@@ -455,7 +455,7 @@ impl ResourceDemand {
         bounds.sort_by(|a, b| a.rate_mops.total_cmp(&b.rate_mops));
         let unknown = busy.iter().filter(|(_, busy)| busy.is_none());
         let alone = bounds.first().map(|bound| bound.rate_mops);
-        let together = self.contended_core_mops(mix, link);
+        let together = self.contending_cores_mops(mix, link);
         Bounds {
             predicted_mops: alone.map(|alone| together.map_or(alone, |rate| alone.min(rate))),
             unknown: unknown.map(|&(resource, _)| resource).collect(),
@@ -463,8 +463,9 @@ impl ResourceDemand {
         }
     }
 
-    /// The rate of the cores if they wait for each other at the NIC and at shared lines, in 10^6 requests a second.
-    fn contended_core_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
+    /// The rate of all cores together if they wait for each other at the NIC and at shared lines, in 10^6 requests a
+    /// second.
+    fn contending_cores_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
         let own = self.verbs_ns? + mix.app_ns;
         let nic = QueueingStation {
             service_ns: self.mmio_bytes / link,

@@ -84,8 +84,8 @@ impl Stage {
 
 /// Returns a slot that no process has had.
 fn next_slot() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    static NEXT_SLOT: AtomicU16 = AtomicU16::new(1);
+    NEXT_SLOT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A process that runs a part; it is killed on drop.

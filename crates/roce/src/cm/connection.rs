@@ -209,7 +209,7 @@ impl Req {
         if let Some(alternate) = &self.alternate {
             alternate.emit(body, ALTERNATE_PATH_OFFSET);
         }
-        body.put(140, self.private_data.padded());
+        body.put(140, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -282,7 +282,7 @@ impl Mra {
                 self.service_timeout << 3,
             ],
         );
-        body.put(10, self.private_data.padded());
+        body.put(10, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -326,8 +326,8 @@ impl Rej {
             ],
         );
         body.put(10, &self.reason.to_be_bytes());
-        body.put(12, self.additional_info.padded());
-        body.put(84, self.private_data.padded());
+        body.put(12, self.additional_info.zero_padded_bytes());
+        body.put(84, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -397,7 +397,7 @@ impl Rep {
         let depths = [self.responder_resources, self.initiator_depth];
         body.put(24, &[depths[0], depths[1], delay, retries]);
         body.put(28, &self.local_ca_guid.to_be_bytes());
-        body.put(36, self.private_data.padded());
+        body.put(36, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -424,7 +424,7 @@ impl RtuOrDrep {
     pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
-        body.put(8, self.private_data.padded());
+        body.put(8, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -455,6 +455,6 @@ impl Dreq {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
         body.put_u24(8, self.remote_qpn);
-        body.put(12, self.private_data.padded());
+        body.put(12, self.private_data.zero_padded_bytes());
     }
 }

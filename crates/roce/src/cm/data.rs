@@ -38,7 +38,7 @@ impl<const N: usize> BoundedData<N> {
     }
 
     /// Returns all `N` bytes, padded with zeros.
-    pub(super) const fn padded(&self) -> &[u8; N] {
+    pub(super) const fn zero_padded_bytes(&self) -> &[u8; N] {
         &self.bytes
     }
 }

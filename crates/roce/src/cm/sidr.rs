@@ -30,7 +30,7 @@ impl SidrReq {
         body.put(0, &self.request_id.to_be_bytes());
         body.put(4, &self.pkey.to_be_bytes());
         body.put(8, &self.service_id.to_be_bytes());
-        body.put(16, self.private_data.padded());
+        body.put(16, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -88,7 +88,7 @@ impl SidrRep {
         body.put_u24(8, self.qpn);
         body.put(12, &self.service_id.to_be_bytes());
         body.put(20, &self.qkey.to_be_bytes());
-        body.put(24, self.additional_info.padded());
-        body.put(96, self.private_data.padded());
+        body.put(24, self.additional_info.zero_padded_bytes());
+        body.put(96, self.private_data.zero_padded_bytes());
     }
 }

@@ -159,7 +159,7 @@ fn private_data_has_the_sizes_of_the_specification() {
     assert!(BoundedData::<92>::new(&[1; 93]).is_none());
     let short = BoundedData::<92>::new(b"hello").expect("it fits");
     assert_eq!(&*short, b"hello");
-    assert_eq!(short.padded()[..7], *b"hello\0\0");
+    assert_eq!(short.zero_padded_bytes()[..7], *b"hello\0\0");
     assert!(BoundedData::<92>::default().is_empty());
 }
 

@@ -65,7 +65,7 @@ impl PreparedClient {
         self.port.endpoint()
     }
 
-    /// Connects to the server's queue pair, with this client's region of the server.
+    /// Connects to the server's queue pair. `region` is this client's request region at the server.
     ///
     /// # Errors
     /// [`RpcError`] if the provider refuses the connection, or if the region is smaller than the
@@ -79,8 +79,8 @@ impl PreparedClient {
         self.connect_to_all(server, &[region], layout)
     }
 
-    /// Connects to the server's queue pair, with this client's regions of several workers. The
-    /// first worker is [selected](Client::select_worker).
+    /// Connects to the server's queue pair. `regions` has the request region of this client at each of the server's
+    /// workers. The first worker is [selected](Client::select_worker).
     ///
     /// # Errors
     /// [`RpcError`] if the provider refuses the connection, if `regions` is empty, or if a region

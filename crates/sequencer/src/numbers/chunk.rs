@@ -60,7 +60,7 @@ impl NumberChunk {
                 self.len += count;
                 return DuplicateNumbers::default();
             }
-            if insert_run_near_end(runs, at, last) {
+            if insert_run_if_near_end(runs, at, last) {
                 self.len += count;
                 return DuplicateNumbers::default();
             }
@@ -129,7 +129,7 @@ impl NumberChunk {
 
 /// Inserts a run near the end, and joins it with its neighbours. Returns false if the run belongs further back or
 /// overlaps another.
-fn insert_run_near_end(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
+fn insert_run_if_near_end(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
     let near = runs.len().saturating_sub(MAX_INSERT_DISTANCE_RUNS);
     let next = match runs[near..].iter().rposition(|run| run.0 <= at) {
         Some(before) => near + before + 1,

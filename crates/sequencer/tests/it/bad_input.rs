@@ -49,7 +49,7 @@ fn garbage_at_the_rendezvous_is_refused_and_forgotten() {
         reader.read_line(&mut answer).expect("the refusal");
         assert!(answer.starts_with(r#"{"refused":{"#), "{line}: {answer}");
     }
-    eventually("all are gone", || server.stats().clients == 0);
+    eventually("all are gone", || server.stats().connected_clients == 0);
     assert_eq!(
         Client::connect(client_of(&address))
             .expect("connects")

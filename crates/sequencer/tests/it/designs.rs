@@ -288,7 +288,7 @@ fn a_killed_client_leaves_its_place_to_others() {
             victim.kill();
             checker.client_died();
             eventually("the server frees the client", || {
-                server.stats().clients <= 1
+                server.stats().connected_clients <= 1
             });
         }
         let report = steady.report();

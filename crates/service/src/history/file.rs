@@ -30,7 +30,7 @@ struct HistoryRecord {
     version: u64,
 }
 
-const KIND_FIRST_RECORD: u64 = 0;
+const KIND_FILE_HEADER: u64 = 0;
 const GET: u64 = 1;
 const PUT: u64 = 2;
 const PUT_ABSENT: u64 = 3;
@@ -149,7 +149,7 @@ impl HistoryRecorder {
             next_operation_number: 0,
         };
         recorder.write(HistoryRecord {
-            kind: KIND_FIRST_RECORD,
+            kind: KIND_FILE_HEADER,
             operation_number: MAGIC,
             key: client,
             ..HistoryRecord::default()
@@ -343,7 +343,7 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
         .map_while(|chunk| HistoryRecord::read_from_bytes(chunk).ok());
     let mut records = records.enumerate();
     let process = match records.next() {
-        Some((_, first)) if (first.kind, first.operation_number) == (KIND_FIRST_RECORD, MAGIC) => {
+        Some((_, first)) if (first.kind, first.operation_number) == (KIND_FILE_HEADER, MAGIC) => {
             first.key
         }
         _ => return Err(0),

@@ -7,7 +7,7 @@
 //! for published messages. Peer or owner must see the other's store, so both need a full barrier
 //! between their two steps. Until a queue is armed for the first time, its word is [`ARMED_NO`] and
 //! peers execute no barrier. The first arming makes every core execute a barrier (`membarrier(2)`)
-//! and sets [`ARMED_PEERS_FENCE`]. While that bit is set, peers execute their own barrier.
+//! and sets [`ARMED_BIT_PEERS_FENCE`]. While that bit is set, peers execute their own barrier.
 //! [`ArmedWord::end_peer_fences`] clears the bit, and the next arming is then like the first.
 
 use crate::sync::{AtomicU32, Ordering, fence};
@@ -20,16 +20,16 @@ pub const ARMED_ANY: u32 = 1;
 pub const ARMED_SOLICITED: u32 = 2;
 /// Bit of the armed word: a peer has woken the owner's engine, so other peers need not wake the
 /// engine.
-pub const ARMED_ENGINE_WOKEN: u32 = 4;
+pub const ARMED_BIT_ENGINE_WOKEN: u32 = 4;
 /// Bit of the armed word: peers execute a barrier between publishing a message and reading the
 /// word.
-pub const ARMED_PEERS_FENCE: u32 = 8;
+pub const ARMED_BIT_PEERS_FENCE: u32 = 8;
 /// Bit of the armed word: a peer may wake the program itself, if the peer's message certainly
 /// causes a completion that the owner waits for.
-pub const ARMED_MAY_WAKE_PROGRAM: u32 = 16;
+pub const ARMED_BIT_MAY_WAKE_PROGRAM: u32 = 16;
 /// Bit of the armed word: a peer has woken the program by a token. The upper bits of the word hold
 /// the peer's slot.
-pub const ARMED_PROGRAM_WOKEN: u32 = 32;
+pub const ARMED_BIT_PROGRAM_WOKEN: u32 = 32;
 
 /// Step of the arming counter in the armed word. Each arming adds a step, so a word that was
 /// disarmed and armed again has another value.
@@ -37,7 +37,7 @@ const ARMING_COUNT_STEP: u32 = 1 << 6;
 const ARMING_COUNT_MASK: u32 = 0xffff * ARMING_COUNT_STEP;
 const WAKER_SLOT_SHIFT: u32 = 22;
 const WAKER_SLOT_MASK: u32 = 0x3ff << WAKER_SLOT_SHIFT;
-const WAKE_BITS_MASK: u32 = ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN | WAKER_SLOT_MASK;
+const WAKE_BITS_MASK: u32 = ARMED_BIT_ENGINE_WOKEN | ARMED_BIT_PROGRAM_WOKEN | WAKER_SLOT_MASK;
 
 /// Maximum number of times that a peer tries to change an armed word while other threads change the
 /// word.
@@ -91,19 +91,19 @@ impl ArmedWord<'_> {
             // changes the word.
             let value = self.0.load(Ordering::Acquire);
             let is_wanted = value & ARMED_ANY != 0 || (value & ARMED_SOLICITED != 0 && solicited);
-            if !is_wanted || value & (ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN) != 0 {
+            if !is_wanted || value & (ARMED_BIT_ENGINE_WOKEN | ARMED_BIT_PROGRAM_WOKEN) != 0 {
                 return WakeTarget::Nobody;
             }
-            let target = if value & ARMED_MAY_WAKE_PROGRAM != 0 {
+            let target = if value & ARMED_BIT_MAY_WAKE_PROGRAM != 0 {
                 candidate(value & ARMED_SOLICITED != 0)
             } else {
                 WakeTarget::Engine
             };
             let added = match target {
                 WakeTarget::Nobody => return WakeTarget::Nobody,
-                WakeTarget::Engine => ARMED_ENGINE_WOKEN,
+                WakeTarget::Engine => ARMED_BIT_ENGINE_WOKEN,
                 #[allow(clippy::cast_possible_truncation)] // 10 bits
-                WakeTarget::Program => ARMED_PROGRAM_WOKEN | (slot as u32) << WAKER_SLOT_SHIFT,
+                WakeTarget::Program => ARMED_BIT_PROGRAM_WOKEN | (slot as u32) << WAKER_SLOT_SHIFT,
             };
             // The exchange fails if the owner has disarmed and armed the word again. The owner has
             // then found the message of this thread. The exchange also fails if ARMED_DIRECT was
@@ -136,7 +136,7 @@ impl ArmedWord<'_> {
 
     /// Returns true if a peer has woken a thread of the owner since the CQ was armed.
     pub fn is_woken(self) -> bool {
-        self.0.load(Ordering::Relaxed) & (ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN) != 0
+        self.0.load(Ordering::Relaxed) & (ARMED_BIT_ENGINE_WOKEN | ARMED_BIT_PROGRAM_WOKEN) != 0
     }
 
     /// Returns the slot of the peer that has written a token or is about to write a token.
@@ -152,7 +152,11 @@ impl ArmedWord<'_> {
     /// it looks for published messages. At other armings the owner calls
     /// [`fence_after_change`](Self::fence_after_change) before it looks for published messages.
     pub fn arm(self, what: u32, direct: bool) -> bool {
-        let direct = if direct { ARMED_MAY_WAKE_PROGRAM } else { 0 };
+        let direct = if direct {
+            ARMED_BIT_MAY_WAKE_PROGRAM
+        } else {
+            0
+        };
         loop {
             let value = self.0.load(Ordering::Relaxed);
             let kept = if value & (ARMED_ANY | ARMED_SOLICITED) != 0 {
@@ -162,8 +166,11 @@ impl ArmedWord<'_> {
             };
             let armings = value.wrapping_add(ARMING_COUNT_STEP) & ARMING_COUNT_MASK;
             // Release: pairs with the load in `choose_and_record_wake_target`.
-            if self.compare_exchange(value, what | direct | kept | armings | ARMED_PEERS_FENCE) {
-                return value & ARMED_PEERS_FENCE == 0;
+            if self.compare_exchange(
+                value,
+                what | direct | kept | armings | ARMED_BIT_PEERS_FENCE,
+            ) {
+                return value & ARMED_BIT_PEERS_FENCE == 0;
             }
         }
     }
@@ -179,7 +186,7 @@ impl ArmedWord<'_> {
     pub fn disarm_and_take_waker(self) -> Option<usize> {
         loop {
             let value = self.0.load(Ordering::Relaxed);
-            if self.compare_exchange(value, value & (ARMED_PEERS_FENCE | ARMING_COUNT_MASK)) {
+            if self.compare_exchange(value, value & (ARMED_BIT_PEERS_FENCE | ARMING_COUNT_MASK)) {
                 return waker_slot(value);
             }
         }
@@ -188,33 +195,37 @@ impl ArmedWord<'_> {
     /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has
     /// woken the program.
     pub fn end_program_wakes(self) -> bool {
-        self.0.fetch_and(!ARMED_MAY_WAKE_PROGRAM, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
+        self.0
+            .fetch_and(!ARMED_BIT_MAY_WAKE_PROGRAM, Ordering::AcqRel)
+            & ARMED_BIT_PROGRAM_WOKEN
+            != 0
     }
 
     /// Permits peers to wake the engine, but not the program, after a token led to no completion.
     /// Returns false if no peer had woken the program.
     pub fn clear_program_wake_and_forbid_more(self) -> bool {
-        let cleared = ARMED_PROGRAM_WOKEN | ARMED_MAY_WAKE_PROGRAM | WAKER_SLOT_MASK;
-        self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
+        let cleared = ARMED_BIT_PROGRAM_WOKEN | ARMED_BIT_MAY_WAKE_PROGRAM | WAKER_SLOT_MASK;
+        self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_BIT_PROGRAM_WOKEN != 0
     }
 
     /// Permits peers to wake the engine again. Returns false if no peer has woken it.
     pub fn clear_engine_wake(self) -> bool {
-        self.0.load(Ordering::Relaxed) & ARMED_ENGINE_WOKEN != 0
-            && self.0.fetch_and(!ARMED_ENGINE_WOKEN, Ordering::AcqRel) & ARMED_ENGINE_WOKEN != 0
+        self.0.load(Ordering::Relaxed) & ARMED_BIT_ENGINE_WOKEN != 0
+            && self.0.fetch_and(!ARMED_BIT_ENGINE_WOKEN, Ordering::AcqRel) & ARMED_BIT_ENGINE_WOKEN
+                != 0
     }
 
     /// Frees peers from their barrier until the next arming; does nothing if the word is armed.
     pub fn end_peer_fences(self) {
         let value = self.0.load(Ordering::Relaxed);
-        if value & !ARMING_COUNT_MASK == ARMED_PEERS_FENCE {
+        if value & !ARMING_COUNT_MASK == ARMED_BIT_PEERS_FENCE {
             self.compare_exchange(value, ARMED_NO);
         }
     }
 }
 
 fn waker_slot(value: u32) -> Option<usize> {
-    (value & ARMED_PROGRAM_WOKEN != 0).then_some((value >> WAKER_SLOT_SHIFT) as usize)
+    (value & ARMED_BIT_PROGRAM_WOKEN != 0).then_some((value >> WAKER_SLOT_SHIFT) as usize)
 }
 
 #[cfg(test)]
@@ -232,7 +243,7 @@ mod tests {
         use loom::sync::Arc;
         for candidate in [WakeTarget::Engine, WakeTarget::Program] {
             loom::model(move || {
-                let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
+                let word = Arc::new(AtomicU32::new(ARMED_BIT_PEERS_FENCE));
                 let published = Arc::new(AtomicU64::new(0));
                 let peers: Vec<_> = (1..=2)
                     .map(|slot| {
@@ -267,7 +278,7 @@ mod tests {
     fn loom_a_change_of_the_word_loses_no_wake_up() {
         use loom::sync::Arc;
         loom::model(|| {
-            let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
+            let word = Arc::new(AtomicU32::new(ARMED_BIT_PEERS_FENCE));
             ArmedWord(&word).arm(ARMED_ANY, true);
             let published = Arc::new(AtomicU64::new(0));
             let peer = loom::thread::spawn({
@@ -398,7 +409,7 @@ mod tests {
     fn loom_a_token_has_a_message() {
         use loom::sync::Arc;
         loom::model(|| {
-            let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
+            let word = Arc::new(AtomicU32::new(ARMED_BIT_PEERS_FENCE));
             let [published, found] = [0; 2].map(|zero| Arc::new(AtomicU64::new(zero)));
             let peer = loom::thread::spawn({
                 let (word, published, found) = (word.clone(), published.clone(), found.clone());
@@ -442,7 +453,7 @@ mod tests {
         for value in [
             u32::MAX,
             ARMED_ANY | ARMING_COUNT_MASK,
-            ARMED_PROGRAM_WOKEN,
+            ARMED_BIT_PROGRAM_WOKEN,
             1 << 31,
         ] {
             let word = AtomicU32::new(value);
@@ -451,7 +462,7 @@ mod tests {
             ArmedWord(&word).arm(ARMED_ANY, true);
             ArmedWord(&word).disarm_and_take_waker();
             let left = word.load(Ordering::Relaxed) & !ARMING_COUNT_MASK;
-            assert_eq!(left, ARMED_PEERS_FENCE, "{value:#x}");
+            assert_eq!(left, ARMED_BIT_PEERS_FENCE, "{value:#x}");
         }
     }
 }

@@ -193,16 +193,16 @@ fn process_of(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
     FabricProcess {
         pid,
         queue_pairs: (0..MAX_QPS)
-            .filter_map(|index| queue_pair(segment, slot, index))
+            .filter_map(|index| read_qp_at_slot(segment, slot, index))
             .collect(),
         completion_queues: (0..MAX_CQS)
-            .filter_map(|index| completion_queue(segment, slot, index))
+            .filter_map(|index| read_cq_at_slot(segment, slot, index))
             .collect(),
         domains: (0..MAX_PDS)
-            .filter_map(|index| domain(segment, index))
+            .filter_map(|index| read_pd_at_slot(segment, index))
             .collect(),
         regions: (0..MR_SLOTS)
-            .filter_map(|index| region(segment, index))
+            .filter_map(|index| read_mr_at_slot(segment, index))
             .collect(),
         contexts: listed_objects(segment)
             .filter_map(|(index, entry)| context(entry, number_in_fabric(slot, index)?))
@@ -277,7 +277,7 @@ fn number_in_fabric(slot: usize, index: usize) -> Option<u32> {
     u32::try_from(slot << QP_INDEX_BITS | index).ok()
 }
 
-fn queue_pair(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueuePair> {
+fn read_qp_at_slot(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueuePair> {
     let qp = segment.find_qp(index)?;
     let state = qp.state_plus_1.load(Ordering::Acquire).checked_sub(1)?;
     Some(KnownQueuePair {
@@ -294,7 +294,7 @@ fn queue_pair(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueue
     })
 }
 
-fn completion_queue(segment: &Segment, slot: usize, index: usize) -> Option<KnownCompletionQueue> {
+fn read_cq_at_slot(segment: &Segment, slot: usize, index: usize) -> Option<KnownCompletionQueue> {
     let cq = segment.find_cq(index)?;
     let cqe = cq.cqe.load(Ordering::Relaxed);
     (cqe != 0).then_some(KnownCompletionQueue {
@@ -305,7 +305,7 @@ fn completion_queue(segment: &Segment, slot: usize, index: usize) -> Option<Know
     })
 }
 
-fn domain(segment: &Segment, index: usize) -> Option<KnownDomain> {
+fn read_pd_at_slot(segment: &Segment, index: usize) -> Option<KnownDomain> {
     let pd = segment.find_pd(index)?;
     let number = pd.object.handle.load(Ordering::Acquire);
     (!matches!(number, 0 | OBJECT_DESTROYED)).then(|| KnownDomain {
@@ -318,7 +318,7 @@ fn domain(segment: &Segment, index: usize) -> Option<KnownDomain> {
 /// Returns the number of the device of protection domain `number` of a process: an own or an imported domain.
 fn device_of_pd(segment: &Segment, number: u32) -> Option<u32> {
     let index = usize::try_from(number).ok()? % MAX_PDS;
-    if let Some(own) = domain(segment, index).filter(|own| own.number == number) {
+    if let Some(own) = read_pd_at_slot(segment, index).filter(|own| own.number == number) {
         return Some(own.device);
     }
     let used = segment.header().import_slots_end.load(Ordering::Acquire);
@@ -334,7 +334,7 @@ fn device_of_pd(segment: &Segment, number: u32) -> Option<u32> {
 
 /// Returns the region in slot `index` of the table of keys; `None` if the slot is free, holds a
 /// window, or changes meanwhile.
-fn region(segment: &Segment, index: usize) -> Option<KnownRegion> {
+fn read_mr_at_slot(segment: &Segment, index: usize) -> Option<KnownRegion> {
     let place = segment.find_mr(index)?;
     let entry = place.generation_and_key.load(Ordering::Acquire);
     let owner = OwningPdOrQp::from_word(place.owner_pd_or_qp.load(Ordering::Relaxed));

@@ -62,7 +62,7 @@ struct MappingKey {
     incarnation: u64,
     kind: u32,
     inode: u64,
-    /// Range of the file that is mapped, for [`PeerMapping::Pages`].
+    /// Byte range of the peer's file that a [`PeerMapping::Pages`] maps; empty for other mappings.
     file_range: Range<u64>,
 }
 

@@ -243,7 +243,7 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
                 recvs: PostedRecvs::default(),
                 max_wr,
                 max_sge,
-                qp_count: 0,
+                attached_qp_count: 0,
             })?;
             let mut srq = ibv_srq::zeroed();
             (srq.context, srq.pd, srq.srq_context) = ((*pd).context, pd, init.srq_context);
@@ -288,7 +288,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     unsafe {
         let busy = with_object(srq, |world, index| {
             let slot = &mut world.srqs[index as usize];
-            if slot.as_ref().is_some_and(|srq| srq.qp_count > 0) {
+            if slot.as_ref().is_some_and(|srq| srq.attached_qp_count > 0) {
                 return Ok(true);
             }
             *slot = None;
@@ -400,7 +400,7 @@ unsafe fn create_qp(
     if let Some(srq) = srq
         && let Some(Some(srq)) = world.srqs.get_mut(srq as usize)
     {
-        srq.qp_count += 1;
+        srq.attached_qp_count += 1;
     }
     let mut qp = ibv_qp::zeroed();
     // SAFETY: a protection domain of this provider.

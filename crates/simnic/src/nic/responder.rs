@@ -150,7 +150,7 @@ impl Simulation {
             let dma = if too_long {
                 shapes.cqe_write_cost(home.place)
             } else {
-                shape.transfers_at(home.place).responder_dma
+                shape.transfers_at(home.place).responder_dma_cost
             };
             nic.counters.dma_read_bytes += dma.dma_read_bytes;
             let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
@@ -222,7 +222,7 @@ impl Simulation {
         if reliable && !self.is_in_sequence(id, machine, at) {
             return;
         }
-        let dma = self.responder_dma(id, machine);
+        let dma = self.responder_dma_cost(id, machine);
         let home = &mut self.machines[machine as usize];
         let nic = &mut self.nics[home.nic as usize];
         let shape = self.cost_table.get(self.messages[id].cost_index);
@@ -269,13 +269,17 @@ impl Simulation {
         self.schedule_acknowledgement(id, at);
     }
 
-    /// Returns the DMA transfers that a message makes at its responder. A message without a RECV, or without the right key
-    /// and access rights, makes none. A message that is longer than its RECV makes that of the completion.
-    fn responder_dma(&self, id: u32, machine: u32) -> PcieCost {
+    /// Returns the cost of the DMA transfers that a message makes at its responder. A message without a RECV, or
+    /// without the right key and access rights, makes none. A message that is longer than its RECV makes that of the
+    /// completion.
+    fn responder_dma_cost(&self, id: u32, machine: u32) -> PcieCost {
         let message = &self.messages[id];
         let shape = self.cost_table.get(message.cost_index);
         let place = self.machines[machine as usize].place;
-        let (all, none) = (shape.transfers_at(place).responder_dma, PcieCost::default());
+        let (all, none) = (
+            shape.transfers_at(place).responder_dma_cost,
+            PcieCost::default(),
+        );
         if shape.has_response_data {
             let allowed = self.region_of_read_or_atomic(id, machine).is_ok();
             return if allowed { all } else { none };

@@ -46,7 +46,7 @@ pub(super) fn create_comp_channel(
 
 pub(super) fn destroy_comp_channel(handle: *mut ibv_comp_channel) -> Result<(), c_int> {
     let channel = live::find::<ChannelHandle>(handle).ok_or(libc::EINVAL)?;
-    require_unused(&channel.channel.user_count)?;
+    require_unused(&channel.channel.cq_count)?;
     live::take_back::<ChannelHandle>(handle);
     Ok(())
 }
@@ -98,7 +98,7 @@ pub(super) fn new_cq(
     if let Some(channel) = uses {
         let signaled: Weak<Cq> = Arc::downgrade(&cq);
         channel.add(cq.index, signaled);
-        channel.user_count.fetch_add(1, Ordering::Relaxed);
+        channel.cq_count.fetch_add(1, Ordering::Relaxed);
     }
     Ok(cq)
 }
@@ -135,7 +135,7 @@ pub(super) fn modify_cq(cq: *mut ibv_cq, attr: In<'_, ibv_modify_cq_attr>) -> Re
 
 pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
     let cq = live::find::<Cq>(handle).ok_or(libc::EINVAL)?;
-    require_unused(&cq.user_count)?;
+    require_unused(&cq.qp_use_count)?;
     if !live::mark_being_destroyed::<Cq>(handle) {
         return Err(libc::EINVAL);
     }
@@ -145,7 +145,7 @@ pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
     cq.stop_and_await_event_acknowledgements();
     cq.nic.objects.remove_cq(cq.index);
     if let Some(channel) = &cq.channel {
-        channel.user_count.fetch_sub(1, Ordering::Relaxed);
+        channel.cq_count.fetch_sub(1, Ordering::Relaxed);
     }
     live::take_back::<Cq>(handle);
     Ok(())

@@ -56,7 +56,7 @@ pub(super) fn dealloc_pd(handle: *mut ibv_pd) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     pd.own_shared_domain()
-        .map_or_else(|| require_unused(&pd.user_count), SharedObject::destroy)?;
+        .map_or_else(|| require_unused(&pd.object_count), SharedObject::destroy)?;
     live::take_back::<Pd>(handle);
     Ok(())
 }

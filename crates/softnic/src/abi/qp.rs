@@ -223,7 +223,7 @@ fn new_qp(
     qp.send_cq.add_users(1);
     qp.recv_cq.add_users(1);
     if let Some(srq) = &qp.srq {
-        srq.user_count.fetch_add(1, Ordering::Relaxed);
+        srq.qp_count.fetch_add(1, Ordering::Relaxed);
     }
     pd.add_user();
     qp.send_cq.add_sender(&qp);

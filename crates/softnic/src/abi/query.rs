@@ -160,12 +160,12 @@ pub(super) fn query_gid_ex(
     context: *mut ibv_context,
     port_num: u32,
     gid_index: u32,
-    entry: Out<'_, ibv_gid_entry>,
+    gid_entry: Out<'_, ibv_gid_entry>,
     flags: u32,
     entry_size: usize,
 ) -> Result<(), c_int> {
     let (_, device) = device_of(context)?;
-    let entry = entry.get()?;
+    let gid_entry = gid_entry.get()?;
     // "flags: Extra fields to query post_ex. Currently must be 0" (`ibv_query_gid_ex(3)`).
     if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
         return Err(libc::EINVAL);
@@ -174,7 +174,7 @@ pub(super) fn query_gid_ex(
     if gid_index >= device::GID_TBL_LEN {
         return Err(libc::EINVAL);
     }
-    entry.write(port.gid_entry(gid_index).ok_or(libc::ENODATA)?);
+    gid_entry.write(port.gid_entry(gid_index).ok_or(libc::ENODATA)?);
     Ok(())
 }
 

@@ -206,7 +206,7 @@ pub(super) fn get_srq_num(srq: *mut ibv_srq, number: InOut<'_, u32>) -> Result<(
 
 pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
     let srq = live::find::<Srq>(handle).ok_or(libc::EINVAL)?;
-    require_unused(&srq.user_count)?;
+    require_unused(&srq.qp_count)?;
     if !live::mark_being_destroyed::<Srq>(handle) {
         return Err(libc::EINVAL);
     }

@@ -45,7 +45,7 @@ pub(crate) struct CompletionChannel {
     /// The completion queues that use the channel, by index.
     cqs: Mutex<BTreeMap<usize, Weak<dyn ChannelCq>>>,
     /// Number of completion queues that use the channel.
-    pub(crate) user_count: AtomicUsize,
+    pub(crate) cq_count: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl CompletionChannel {
             fifo: nic.fabric.make_channel()?,
             events: Mutex::default(),
             cqs: Mutex::default(),
-            user_count: AtomicUsize::new(0),
+            cq_count: AtomicUsize::new(0),
         })
     }
 

@@ -88,9 +88,9 @@ const MIN_FULL_BUFFER_PACKETS: usize = 32;
 /// Longest time for which the end of a process waits until packets have left that a fault plan has made late.
 const MAX_WAIT_FOR_LATE_PACKETS_NS: u64 = 1_000_000_000;
 
-/// The state of the thread that delivers packets.
+/// The state of the thread that receives packets from the network and delivers them.
 #[derive(Default)]
-pub(crate) struct DeliveryState {
+pub(crate) struct ReceiveState {
     inbox: ReceiveBuffers,
     checks: PacketChecks,
     /// Number of packets that have arrived since the sockets were last asked for their drops, and the number of drops
@@ -99,7 +99,7 @@ pub(crate) struct DeliveryState {
     drops_at_last_check: u64,
 }
 
-impl DeliveryState {
+impl ReceiveState {
     /// Returns true if another check, at once, would find nothing
     /// ([`ReceiveBuffers::is_last_socket_drained`](link::ReceiveBuffers::is_last_socket_drained)).
     pub(crate) fn is_drained(&self) -> bool {
@@ -155,7 +155,7 @@ pub(crate) struct PacketPath {
     readiness_fd: OnceLock<OwnedFd>,
     outgoing: Mutex<PacketBatch>,
     /// Held by the thread that delivers, until it has sent the answers, so that packets keep their order.
-    delivery_state: Mutex<DeliveryState>,
+    receive_state: Mutex<ReceiveState>,
     /// The value of [`delivered_until_ns`](Self::delivered_until_ns).
     delivered_until_ns: AtomicU64,
     /// True while the engine checks for packets.
@@ -202,7 +202,7 @@ impl PacketPath {
             endpoint: RwLock::default(),
             readiness_fd: OnceLock::new(),
             outgoing: Mutex::new(PacketBatch::new(UDP_PORT)),
-            delivery_state: Mutex::default(),
+            receive_state: Mutex::default(),
             engine_checks_packets: AtomicBool::new(false),
             delivered_until_ns: AtomicU64::new(0),
             program_check_count: AtomicU64::new(0),
@@ -440,15 +440,15 @@ impl PacketPath {
 
     /// Returns the state of the thread that delivers. If another thread delivers, returns `None`, or waits if `wait` is
     /// set. A poll also waits for the engine, which may have the answer to a request whose timer has run out.
-    pub(crate) fn try_begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, DeliveryState>> {
-        match self.delivery_state.try_lock() {
+    pub(crate) fn try_begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, ReceiveState>> {
+        match self.receive_state.try_lock() {
             Err(TryLockError::WouldBlock)
                 if !wait && !self.engine_checks_packets.load(Ordering::Relaxed) =>
             {
                 None
             }
             Ok(delivery) => Some(delivery),
-            Err(_) => Some(lock(&self.delivery_state)),
+            Err(_) => Some(lock(&self.receive_state)),
         }
     }
 
@@ -461,7 +461,7 @@ impl PacketPath {
     /// that socket is drained, it holds none that arrived before `now_ns`.
     pub(crate) fn delivered_until_ns_for_last_socket(
         &self,
-        delivery: &DeliveryState,
+        delivery: &ReceiveState,
         now_ns: u64,
     ) -> u64 {
         if delivery.is_drained() {
@@ -474,7 +474,7 @@ impl PacketPath {
     /// Calls `deliver` with each undamaged packet that has arrived by `now_ns`. Returns the number of arrived packets.
     pub(crate) fn receive(
         &self,
-        delivery: &mut DeliveryState,
+        delivery: &mut ReceiveState,
         now_ns: u64,
         deliver: impl FnMut(&PacketArrival, &Packet<'_>) -> Result<(), DropReason>,
     ) -> usize {
@@ -500,7 +500,7 @@ impl PacketPath {
     /// The sockets are asked when they are empty, and enough packets have arrived that one may have been full.
     pub(crate) fn has_new_socket_drops(
         &self,
-        delivery: &mut DeliveryState,
+        delivery: &mut ReceiveState,
         received: usize,
     ) -> bool {
         delivery.arrived_since_drop_check += received;

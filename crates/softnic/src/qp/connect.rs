@@ -21,27 +21,27 @@ fn may_qp_use_port(peer: &Peer, qpn: u32, place: PortPlace) -> bool {
 }
 
 impl Qp {
-    /// Establishes the path to the peer that `new` names (INIT to RTR).
+    /// Establishes the path to the peer that `new_attr` names (INIT to RTR).
     ///
     /// # Errors
     /// `ENOMEM` if there is no room for a ring; `EMFILE` and the like if the peer cannot be reached.
     pub(super) fn connect(
         &self,
         control: &mut ModifiableState,
-        new: &ibv_qp_attr,
+        new_attr: &ibv_qp_attr,
     ) -> Result<(), i32> {
         let nic = self.nic;
-        let port = self.context.device.port(new.ah_attr.port_num)?;
-        let local = port.local_destination_port(&new.ah_attr).is_some();
+        let port = self.context.device.port(new_attr.ah_attr.port_num)?;
+        let local = port.local_destination_port(&new_attr.ah_attr).is_some();
         let is_carried = matches!(self.created_type, QpType::Rc | QpType::Uc);
         if nic.uses_packets(local, is_carried) {
-            return self.start_packet_responder(control, port, new);
+            return self.start_packet_responder(control, port, new_attr);
         }
-        control.peer_process = match port.local_destination_port(&new.ah_attr) {
+        control.peer_process = match port.local_destination_port(&new_attr.ah_attr) {
             Some(place) => nic
                 .fabric
-                .peer_or_exhaustion_errno(new.dest_qp_num as usize >> QP_INDEX_BITS)?
-                .filter(|peer| may_qp_use_port(peer, new.dest_qp_num, place)),
+                .peer_or_exhaustion_errno(new_attr.dest_qp_num as usize >> QP_INDEX_BITS)?
+                .filter(|peer| may_qp_use_port(peer, new_attr.dest_qp_num, place)),
             None => None,
         };
         if let Some(peer) = &control.peer_process
@@ -49,7 +49,7 @@ impl Qp {
         {
             self.sq
                 .lock()
-                .connect(self, Arc::clone(peer), new.dest_qp_num)?;
+                .connect(self, Arc::clone(peer), new_attr.dest_qp_num)?;
         }
         Ok(())
     }
@@ -59,10 +59,10 @@ impl Qp {
         &self,
         control: &mut ModifiableState,
         port: &Port,
-        new: &ibv_qp_attr,
+        new_attr: &ibv_qp_attr,
     ) -> Result<(), i32> {
         control.peer_process = None;
-        let Some(flow) = port.packet_flow_to(&new.ah_attr) else {
+        let Some(flow) = port.packet_flow_to(&new_attr.ah_attr) else {
             return Ok(());
         };
         self.refuse_unless_packets_carry()?;
@@ -72,21 +72,24 @@ impl Qp {
             crate::why::record_refusal_reason(|| why);
         })?;
         crate::path::note_packets_in_use();
-        let mtu_bytes = self.flow_mtu_bytes(&flow, new.path_mtu);
+        let mtu_bytes = self.flow_mtu_bytes(&flow, new_attr.path_mtu);
         let responding = match self.created_type {
             QpType::Rc => QpResponder::rc(
                 Responder::new(ResponderConfig {
-                    dest_qpn: new.dest_qp_num,
+                    dest_qpn: new_attr.dest_qp_num,
                     pkey: DEFAULT_PKEY,
                     mtu_bytes,
-                    first_psn: Psn::new(new.rq_psn),
-                    max_dest_rd_atomic: new.max_dest_rd_atomic,
-                    min_rnr_timer: new.min_rnr_timer,
+                    first_psn: Psn::new(new_attr.rq_psn),
+                    max_dest_rd_atomic: new_attr.max_dest_rd_atomic,
+                    min_rnr_timer: new_attr.min_rnr_timer,
                     ..ResponderConfig::default()
                 }),
                 flow,
             ),
-            QpType::Uc => QpResponder::uc(uc::Receiver::new(mtu_bytes, Psn::new(new.rq_psn)), flow),
+            QpType::Uc => QpResponder::uc(
+                uc::Receiver::new(mtu_bytes, Psn::new(new_attr.rq_psn)),
+                flow,
+            ),
             // `refuse_unless_packets_carry` has refused the other types.
             _ => return Err(libc::EOPNOTSUPP),
         };
@@ -132,13 +135,13 @@ impl Qp {
     }
 
     /// Starts requests by packets (RTR to RTS).
-    pub(super) fn start_packet_requests(&self, control: &ModifiableState, new: &ibv_qp_attr) {
+    pub(super) fn start_packet_requests(&self, control: &ModifiableState, new_attr: &ibv_qp_attr) {
         let Some(flow) = control.peer_flow else {
             return;
         };
         let attr = &control.attr;
         let mtu_bytes = self.flow_mtu_bytes(&flow, attr.path_mtu);
-        let first_psn = Psn::new(new.sq_psn);
+        let first_psn = Psn::new(new_attr.sq_psn);
         let wire = match self.created_type {
             QpType::Rc => ConnectedRequester::rc(
                 Requester::new(RequesterConfig {
@@ -146,10 +149,10 @@ impl Qp {
                     pkey: DEFAULT_PKEY,
                     mtu_bytes,
                     first_psn,
-                    timeout_ns: send::packet_timeout_ns(new.timeout),
-                    retry_cnt: new.retry_cnt,
-                    rnr_retry: new.rnr_retry,
-                    max_rd_atomic: new.max_rd_atomic,
+                    timeout_ns: send::packet_timeout_ns(new_attr.timeout),
+                    retry_cnt: new_attr.retry_cnt,
+                    rnr_retry: new_attr.rnr_retry,
+                    max_rd_atomic: new_attr.max_rd_atomic,
                     ..RequesterConfig::default()
                 }),
                 flow,

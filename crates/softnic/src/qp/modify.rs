@@ -10,14 +10,14 @@ impl Qp {
     /// `IBV_QP_RATE_LIMIT`. `EINVAL` for a change that the state machine does not allow; `ENOMEM` if there is no room
     /// for a ring. `ETIMEDOUT` for a destination that does not exist
     /// ([`Port::check_destination`](crate::device::Port::check_destination)).
-    pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
+    pub(crate) fn modify(&self, new_attr: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         refuse_attributes_beyond_standard(mask)?;
         let mask = self.created_type.relevant_attributes(mask);
         // Rings and packets that are still in transit belong to the present state.
         self.nic.process_all_arrivals();
         let mut control = lock(&self.modifiable_state);
         let from = self.state();
-        let to = self.check_change(&control, from, new, mask)?;
+        let to = self.check_change(&control, from, new_attr, mask)?;
         if to == QpState::Reset {
             self.reset(&mut control);
             return Ok(());
@@ -34,16 +34,16 @@ impl Qp {
         }
         let connects = from == QpState::Init && to == QpState::Rtr && self.qp_type.is_connected();
         if connects {
-            self.connect(&mut control, new)?;
+            self.connect(&mut control, new_attr)?;
         }
         if to == QpState::Rts && from == QpState::Rtr {
-            self.start_packet_requests(&control, new);
+            self.start_packet_requests(&control, new_attr);
             send::start_counting_traffic(self, &mut self.sq.lock(), &control.attr);
         }
         if to == QpState::Rtr {
             self.open_for_datagrams_of_other_hosts();
         }
-        self.copy_masked_attributes(&mut control.attr, new, mask);
+        self.copy_masked_attributes(&mut control.attr, new_attr, mask);
         self.publish_attributes(&control);
         if !self.change_state(from, to) {
             return Err(libc::EINVAL);
@@ -56,7 +56,7 @@ impl Qp {
         if to == QpState::Sqd
             && from != QpState::Sqd
             && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
-            && new.en_sqd_async_notify != 0
+            && new_attr.en_sqd_async_notify != 0
         {
             self.raise_event_when_drained();
         }
@@ -76,7 +76,7 @@ impl Qp {
         &self,
         control: &ModifiableState,
         from: QpState,
-        new: &ibv_qp_attr,
+        new_attr: &ibv_qp_attr,
         mask: ibv_qp_attr_mask,
     ) -> Result<QpState, i32> {
         let own = &self.nic.capabilities.limits;
@@ -92,7 +92,7 @@ impl Qp {
             self.created_type,
             from,
             mask,
-            &attributes_to_check(new),
+            &attributes_to_check(new_attr),
             &limits,
         )
         .map_err(|e| {
@@ -104,11 +104,11 @@ impl Qp {
             // The port of the queue pair: the kernel's `modify_qp` compares the two.
             let port_num = match mask & IBV_QP_PORT {
                 0 => control.attr.port_num,
-                _ => new.port_num,
+                _ => new_attr.port_num,
             };
             let port = self.context.device.port(port_num)?;
-            port.check_ah(&new.ah_attr)?;
-            port.check_destination(&new.ah_attr)?;
+            port.check_ah(&new_attr.ah_attr)?;
+            port.check_destination(&new_attr.ah_attr)?;
         }
         Ok(to)
     }
@@ -141,12 +141,12 @@ impl Qp {
     fn copy_masked_attributes(
         &self,
         attr: &mut ibv_qp_attr,
-        new: &ibv_qp_attr,
+        new_attr: &ibv_qp_attr,
         mask: ibv_qp_attr_mask,
     ) {
         macro_rules! take {
             ($($bit:ident: $($field:ident),+;)*) => {
-                $(if mask & $bit != 0 { $(attr.$field = new.$field;)+ })*
+                $(if mask & $bit != 0 { $(attr.$field = new_attr.$field;)+ })*
             };
         }
         take! {

@@ -434,18 +434,18 @@ impl ResponderTarget for QpTarget<'_> {
         &mut self,
         addr: u64,
         rkey: u32,
-        atomic: AtomicOperation,
+        operation: AtomicOperation,
     ) -> Result<u64, Refusal> {
         if !addr.is_multiple_of(8) {
             return self.note_reason_and_refuse(Refusal::InvalidRequest);
         }
-        let access = match atomic {
+        let access = match operation {
             AtomicOperation::Write(_) => Access::RemoteWrite,
             AtomicOperation::CompareSwap { .. } | AtomicOperation::FetchAdd { .. } => {
                 Access::RemoteAtomic
             }
         };
-        self.with_requested_memory((addr, rkey, 8), access, |memory| memory.atomic(atomic))
+        self.with_requested_memory((addr, rkey, 8), access, |memory| memory.atomic(operation))
     }
 
     fn flush(

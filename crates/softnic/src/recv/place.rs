@@ -136,8 +136,8 @@ pub(super) fn place_connected_message(
         if let [sge] = sges {
             match window.buffer_address(qp.nic, pd, local, &sge_prefix(sge, len)) {
                 Ok(dst) => {
-                    // SAFETY: `len` bytes lie in the pinned region (just checked); the ring has as many behind the
-                    // header.
+                    // SAFETY: `dst` has `len` bytes in the pinned region (just checked). `payload` has `len` bytes in
+                    // the ring, behind the header.
                     let placed = unsafe { copy(dst, payload, len) };
                     return placed.map_err(|MemoryFault| PlaceError::ReceiveMemoryUnwritable);
                 }

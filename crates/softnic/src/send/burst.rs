@@ -197,7 +197,7 @@ unsafe fn execute_sends<const UD: bool>(
     // SAFETY: the member of the union for UD, plain values.
     let to = unsafe { (*wr).wr.ud };
     let own_qkey = qp.qkey.load(Ordering::Relaxed);
-    let mut run = ring.producer.begin_run();
+    let mut run = ring.ring_producer.begin_run();
     let mut solicited = false;
     let mut immediates = 0;
     // Local variables stay in registers; fields would be loaded again after each store to the ring.

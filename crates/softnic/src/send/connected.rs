@@ -21,7 +21,7 @@ pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
     let Some(Ok(consumed)) = sq
         .peer_ring
         .as_mut()
-        .map(|out| out.producer.refresh_consumer_head())
+        .map(|out| out.ring_producer.refresh_consumer_head())
     else {
         return true;
     };
@@ -89,7 +89,7 @@ pub(super) fn try_reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     let ring = NewRingParameters {
-        slots: old.producer.slots(),
+        slots: old.ring_producer.slots(),
         dest_index: old.dest_index,
         rnr_retry: old
             .header(qp.nic)
@@ -219,19 +219,23 @@ pub(super) fn connected_send(
     let by_value = inline
         || total <= MAX_COPIED_PAYLOAD_BYTES
         || (total <= MAX_COPIED_UNMAPPED_BYTES
-            && total <= out.producer.max_payload()
+            && total <= out.ring_producer.max_payload()
             && is_in_unmapped_memory(qp, &mut sq.local_regions, view.sges));
-    if by_value && total <= out.producer.max_payload() {
-        match out.producer.has_room(total) {
+    if by_value && total <= out.ring_producer.max_payload() {
+        match out.ring_producer.has_room(total) {
             Ok(true) => {
-                if let Err(status) =
-                    gather(qp, &mut sq.local_regions, view, &mut out.producer, total)
-                {
+                if let Err(status) = gather(
+                    qp,
+                    &mut sq.local_regions,
+                    view,
+                    &mut out.ring_producer,
+                    total,
+                ) {
                     return ExecutionResult::Failed(status);
                 }
-                out.producer
+                out.ring_producer
                     .add_to_postlist(header(kind, flags, imm, len, out.current_srqn), total);
-                return ExecutionResult::InRing(out.producer.pos());
+                return ExecutionResult::InRing(out.ring_producer.pos());
             }
             // Inline data cannot be sent by reference: the program may reuse its memory after the post.
             Ok(false) if inline => return ExecutionResult::Later,
@@ -240,7 +244,7 @@ pub(super) fn connected_send(
         }
     }
     let bytes = size_of_val(view.sges);
-    match out.producer.has_room(bytes) {
+    match out.ring_producer.has_room(bytes) {
         Ok(true) => {}
         Ok(false) => return ExecutionResult::Later,
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
@@ -250,15 +254,15 @@ pub(super) fn connected_send(
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
-    let place = out.producer.place_for_payload(bytes);
+    let place = out.ring_producer.place_for_payload(bytes);
     let sges: *const u8 = view.sges.as_ptr().cast();
     // SAFETY: the place has `bytes` bytes, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(sges, place.as_mut_ptr(), bytes) };
-    out.producer.add_to_postlist(
+    out.ring_producer.add_to_postlist(
         header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.current_srqn),
         bytes,
     );
-    ExecutionResult::InRing(out.producer.pos())
+    ExecutionResult::InRing(out.ring_producer.pos())
 }
 
 /// Returns true if peers can reach the memory of the first non-empty SGE only by system call.
@@ -343,10 +347,13 @@ pub(super) fn leave_write_to_receiver(
             && total <= MAX_COPIED_UNMAPPED_BYTES
             && is_in_unmapped_memory(qp, &mut sq.local_regions, view.sges));
     let by_value = must_copy || total <= MAX_COPIED_PAYLOAD_BYTES;
-    if by_value && WRITE_RECORD_PREFIX_BYTES + total <= out.producer.max_payload() {
-        match out.producer.has_room(WRITE_RECORD_PREFIX_BYTES + total) {
+    if by_value && WRITE_RECORD_PREFIX_BYTES + total <= out.ring_producer.max_payload() {
+        match out
+            .ring_producer
+            .has_room(WRITE_RECORD_PREFIX_BYTES + total)
+        {
             Ok(true) => {
-                let mut dst = begin_write_record(&mut out.producer, addr, total);
+                let mut dst = begin_write_record(&mut out.ring_producer, addr, total);
                 let copied = for_each_payload_part(qp, &mut sq.local_regions, view, |src, len| {
                     // SAFETY: the parts add up to `total` bytes, which the place has behind the prefix.
                     unsafe { shm::mem::copy(dst, src, len) }
@@ -358,9 +365,9 @@ pub(super) fn leave_write_to_receiver(
                     return ExecutionResult::Failed(status);
                 }
                 let header = header(RecordKind::Write, 0, rkey, len, 0);
-                out.producer
+                out.ring_producer
                     .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + total);
-                return ExecutionResult::OrderedWriteInRing(out.producer.pos(), len);
+                return ExecutionResult::OrderedWriteInRing(out.ring_producer.pos(), len);
             }
             Ok(false) if must_copy => return ExecutionResult::Later,
             Ok(false) => {}
@@ -384,7 +391,10 @@ fn leave_write_by_reference(
         return ExecutionResult::Later;
     };
     let bytes = size_of_val(view.sges);
-    match out.producer.has_room(WRITE_RECORD_PREFIX_BYTES + bytes) {
+    match out
+        .ring_producer
+        .has_room(WRITE_RECORD_PREFIX_BYTES + bytes)
+    {
         Ok(true) => {}
         Ok(false) => return ExecutionResult::Later,
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
@@ -394,13 +404,13 @@ fn leave_write_by_reference(
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
-    let place = begin_write_record(&mut out.producer, addr, bytes);
+    let place = begin_write_record(&mut out.ring_producer, addr, bytes);
     // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
     let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
-    out.producer
+    out.ring_producer
         .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + bytes);
-    ExecutionResult::OrderedWriteInRing(out.producer.pos(), len)
+    ExecutionResult::OrderedWriteInRing(out.ring_producer.pos(), len)
 }
 
 /// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.

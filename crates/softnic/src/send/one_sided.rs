@@ -260,7 +260,11 @@ pub(super) fn write(
 
 /// Executes an RDMA WRITE with immediate: the WRITE, then a record for the immediate.
 pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
-    match sq.peer_ring.as_mut().map(|out| out.producer.has_room(0)) {
+    match sq
+        .peer_ring
+        .as_mut()
+        .map(|out| out.ring_producer.has_room(0))
+    {
         Some(Ok(true)) => {}
         Some(Ok(false)) | None => return ExecutionResult::Later,
         Some(Err(_)) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
@@ -279,12 +283,12 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     }
     // SAFETY: reads the immediate of the union, which is plain bytes.
     let imm = unsafe { view.wr.imm.imm_data };
-    let _ = out.producer.place_for_payload(0);
-    out.producer.add_to_postlist(
+    let _ = out.ring_producer.place_for_payload(0);
+    out.ring_producer.add_to_postlist(
         header(RecordKind::WriteWithImm, flags, imm, len, out.current_srqn),
         0,
     );
-    ExecutionResult::InRing(out.producer.pos())
+    ExecutionResult::InRing(out.ring_producer.pos())
 }
 
 /// Executes an RDMA READ into memory of the protection domain `pd`.

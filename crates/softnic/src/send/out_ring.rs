@@ -6,7 +6,7 @@ use shm::fabric::armed::{ArmedWord, WakeTarget};
 
 /// A ring into which a queue pair of this process sends.
 pub(super) struct OutRing {
-    pub(super) producer: Producer,
+    pub(super) ring_producer: Producer,
     pub(super) peer: Arc<Peer>,
     /// Index of the receiving queue pair in its process.
     pub(super) dest_index: usize,
@@ -70,7 +70,7 @@ impl OutRing {
     /// Makes the open postlist visible and wakes the receiver if it sleeps.
     #[inline(always)]
     pub(super) fn publish(&mut self, nic: &Nic) {
-        if self.producer.publish() {
+        if self.ring_producer.publish() {
             self.announce_and_wake(nic, self.open_list_has_solicited);
             self.open_list_has_solicited = false;
         }
@@ -103,7 +103,7 @@ impl OutRing {
             // Unsolicited messages since the arming may have used up the receive WRs.
             dest.next_message_completes.load(Ordering::Relaxed) != 0
                 && (!for_solicited
-                    || self.producer.pos()
+                    || self.ring_producer.pos()
                         <= dest
                             .messages_complete_up_to_position
                             .load(Ordering::Relaxed))
@@ -113,7 +113,9 @@ impl OutRing {
         }
         match self.header(nic) {
             // The receiver found all records before it armed its CQ; this thread was held up.
-            Some(header) if header.consumer_head.load(Ordering::Acquire) == self.producer.pos() => {
+            Some(header)
+                if header.consumer_head.load(Ordering::Acquire) == self.ring_producer.pos() =>
+            {
                 WakeTarget::Nobody
             }
             _ => WakeTarget::Program,
@@ -129,7 +131,7 @@ impl OutRing {
     #[cold]
     pub(super) fn does_receiver_take_messages_itself(&mut self, nic: &Nic) -> bool {
         let consumed = self
-            .producer
+            .ring_producer
             .refresh_consumer_head()
             .unwrap_or(self.consumed_at_last_check);
         let by_engine = self.header(nic).is_none_or(|header| {
@@ -172,7 +174,7 @@ impl OutRing {
 
     /// Closes the ring: the receiver reads the remaining records and detaches.
     pub(super) fn close(mut self, nic: &Nic) {
-        self.producer.publish();
+        self.ring_producer.publish();
         if let Some(header) = self.header(nic) {
             // A withdrawn ring stays withdrawn.
             let _ = header.lifecycle_state.compare_exchange(
@@ -239,7 +241,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Op
     // SAFETY: the own segment is mapped as long as the process lives.
     let memory = unsafe { nic.this_process().segment.ring(offset, slots)? };
     Some(OutRing {
-        producer: Producer::new(memory),
+        ring_producer: Producer::new(memory),
         dest_index: ring.dest_index,
         dest_epoch: dest.epoch.load(Ordering::Acquire),
         dest_cq_index: peer

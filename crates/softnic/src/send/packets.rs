@@ -253,7 +253,8 @@ fn operation_and_memory(
     len: u32,
 ) -> Result<(RequestOperation, WrMemory), ibv_wc_status> {
     // SAFETY: members of the unions for these opcodes; plain integers, and initialised as such by the program.
-    let (imm, rdma, atomic) = unsafe { (view.wr.imm.imm_data, view.wr.wr.rdma, view.wr.wr.atomic) };
+    let (imm, rdma, atomic_operands) =
+        unsafe { (view.wr.imm.imm_data, view.wr.wr.rdma, view.wr.wr.atomic) };
     let (addr, rkey) = (rdma.remote_addr, rdma.rkey);
     let send = |tail| RequestOperation::Send { len, tail };
     let write = |imm| RequestOperation::Write {
@@ -271,17 +272,17 @@ fn operation_and_memory(
         IBV_WR_RDMA_READ => RequestOperation::Read { addr, rkey, len },
         IBV_WR_ATOMIC_WRITE => RequestOperation::AtomicWrite { addr, rkey },
         IBV_WR_ATOMIC_CMP_AND_SWP => RequestOperation::CompareSwap {
-            addr: atomic.remote_addr,
-            rkey: atomic.rkey,
-            compare: atomic.compare_add,
-            swap: atomic.swap,
+            addr: atomic_operands.remote_addr,
+            rkey: atomic_operands.rkey,
+            compare: atomic_operands.compare_add,
+            swap: atomic_operands.swap,
         },
         IBV_WR_ATOMIC_FETCH_AND_ADD => RequestOperation::FetchAdd {
-            addr: atomic.remote_addr,
-            rkey: atomic.rkey,
-            add: atomic.compare_add,
+            addr: atomic_operands.remote_addr,
+            rkey: atomic_operands.rkey,
+            add: atomic_operands.compare_add,
         },
-        _ => flush_of(atomic),
+        _ => flush_of(atomic_operands),
     };
     let needs_resources = !matches!(
         operation,
@@ -309,8 +310,8 @@ fn operation_and_memory(
 }
 
 /// Returns the FLUSH that a work request asks for.
-fn flush_of(atomic: ibv_send_wr_wr_atomic) -> RequestOperation {
-    let range = FlushRange::of(atomic);
+fn flush_of(atomic_operands: ibv_send_wr_wr_atomic) -> RequestOperation {
+    let range = FlushRange::of(atomic_operands);
     #[allow(clippy::cast_possible_truncation)] // the codes of both, and a length of 32 bits
     RequestOperation::Flush {
         addr: range.remote_addr,

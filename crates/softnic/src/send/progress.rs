@@ -127,7 +127,7 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
         // UD: pending holds only a failed WR and the WRs behind it.
         return move_consumed_to_finished_or_fail(qp, sq, u64::MAX);
     };
-    let Ok(consumed) = out.producer.refresh_consumer_head() else {
+    let Ok(consumed) = out.ring_producer.refresh_consumer_head() else {
         fail_qp_for_oldest_wr(qp, sq, IBV_WC_REM_OP_ERR, None);
         return false;
     };
@@ -216,7 +216,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         .map_or(0, |h| h.nak_status.load(Ordering::Acquire));
     if let Some((status, cause)) = FailureCause::decode_refusal(nak) {
         // WRs that were consumed before the refusal come first.
-        if let Ok(consumed) = out.producer.refresh_consumer_head() {
+        if let Ok(consumed) = out.ring_producer.refresh_consumer_head() {
             move_consumed_to_finished_or_fail(qp, sq, consumed);
         }
         if qp.qp_type == QpType::Rc {
@@ -233,7 +233,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         .is_some_and(|d| is_same_ready_qp(d, out.dest_epoch, qp.qpn));
     if out.peer.is_dead() {
         // Records that the peer took before it ended count, even if it took them after the read above.
-        if let Ok(consumed) = out.producer.refresh_consumer_head() {
+        if let Ok(consumed) = out.ring_producer.refresh_consumer_head() {
             move_consumed_to_finished_or_fail(qp, sq, consumed);
         }
         if sq.pending.is_empty() {

@@ -394,7 +394,7 @@ impl SendQueue {
         if let Some(Ok(consumed)) = self
             .peer_ring
             .as_mut()
-            .map(|out| out.producer.refresh_consumer_head())
+            .map(|out| out.ring_producer.refresh_consumer_head())
         {
             move_consumed_to_finished(self, consumed);
         }

@@ -1,7 +1,7 @@
 //! SEND on a raw packet queue pair: whole Ethernet frames, delivered to the queue pairs whose flows they match.
 
 use super::*;
-use crate::steering::{KnownFlows, SteeredQp};
+use crate::steering::{KnownSteeringRules, SteeredQp};
 use nic_core::flows::FrameHeaders;
 
 /// Shortest frame on a wire, without its check sequence: IEEE 802.3, 3.2.8. Shorter ones are padded with zeroes.
@@ -16,7 +16,7 @@ const RAW_RING_SLOTS: u64 = 4096;
 /// The state that a raw packet queue pair needs to send.
 #[derive(Default)]
 pub(super) struct RawQpState {
-    steering: KnownFlows,
+    steering: KnownSteeringRules,
     /// Buffer for the frame that is being sent.
     frame: Vec<u8>,
 }
@@ -91,7 +91,7 @@ fn send_with(
         let Some(ring) = open_postlist_in_ring(qp.nic, &mut sq.ud, i) else {
             continue;
         };
-        let place = ring.producer.place_for_payload(frame.len());
+        let place = ring.ring_producer.place_for_payload(frame.len());
         // SAFETY: the place has as many bytes as the frame, in memory that is not the frame's.
         unsafe {
             place
@@ -100,7 +100,7 @@ fn send_with(
         }
         ring.open_list_has_solicited |= solicited;
         let flags = if solicited { FLAG_SOLICITED } else { 0 };
-        ring.producer
+        ring.ring_producer
             .add_to_postlist(header(kind, flags, tag, len, 0), frame.len());
     }
     ExecutionResult::Done(u32::try_from(total).unwrap_or(u32::MAX))

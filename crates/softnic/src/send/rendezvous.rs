@@ -51,17 +51,17 @@ pub(crate) fn read_rendezvous_payload_and_send_fin(
     let Some(out) = &mut sq.peer_ring else {
         return Ok(false);
     };
-    match out.producer.has_room(fin.len()) {
+    match out.ring_producer.has_room(fin.len()) {
         Ok(true) => {}
         Ok(false) => return Ok(false),
         Err(_) => return Err(IBV_WC_REM_OP_ERR),
     }
-    let place = out.producer.place_for_payload(fin.len());
+    let place = out.ring_producer.place_for_payload(fin.len());
     // SAFETY: the place has `fin.len()` bytes; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(fin.as_ptr(), place.as_mut_ptr(), fin.len()) };
     #[allow(clippy::cast_possible_truncation)] // 16
     let len = fin.len() as u32;
-    out.producer.add_to_postlist(
+    out.ring_producer.add_to_postlist(
         header(
             RecordKind::Send,
             FLAG_RECEIVER_SEND_COMPLETES_FIRST,

@@ -96,10 +96,10 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         return None;
     }
     let ring = out_ring::<UD>(sq, place)?;
-    if ring.producer.has_room(len) != Ok(true) {
+    if ring.ring_producer.has_room(len) != Ok(true) {
         return None;
     }
-    let payload = ring.producer.place_for_payload(len);
+    let payload = ring.ring_producer.place_for_payload(len);
     // SAFETY: the payload is the program's (contract); the place has `len` bytes.
     if len != 0 && unsafe { shm::mem::copy(payload.as_mut_ptr(), src, len) }.is_err() {
         return None;
@@ -117,7 +117,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let record = header(kind, flags, imm, byte_len, qkey);
     let wqe = SendWqe {
         wr_id: wr.wr_id,
-        ring_end: ring.producer.pos() + record_slots(len),
+        ring_end: ring.ring_producer.pos() + record_slots(len),
         seq: sq.posted_wrs,
         byte_len_or_vendor_err: byte_len,
         opcode: code_as_byte(IBV_WC_SEND),
@@ -140,7 +140,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
     let ring = out_ring::<UD>(sq, place)?;
-    ring.producer.add_and_publish(record, len);
+    ring.ring_producer.add_and_publish(record, len);
     ring.announce_and_wake(qp.nic, solicited);
     if work != SendWork::None && qp.send_cq.is_armed() {
         publish_before_sleep(qp, sq);

@@ -133,7 +133,7 @@ pub(super) fn keep_rings_with_room<T>(
         let Some(Some(ring)) = sq.ud.rings.get_mut(ring_of(to)) else {
             return false;
         };
-        match ring.producer.has_room(total) {
+        match ring.ring_producer.has_room(total) {
             Ok(true) => ring.datagram_waited_in_vain = false,
             Ok(false) => {
                 ring.publish(qp.nic);
@@ -189,7 +189,7 @@ pub(super) fn open_postlist_in_ring<'a>(
     Some(ring)
 }
 
-/// Puts a datagram into ring `i`.
+/// Puts a datagram into ring `i` of this queue pair's rings to other UD queue pairs.
 #[inline(always)]
 fn put_datagram_in_ring(
     qp: &Qp,
@@ -205,7 +205,7 @@ fn put_datagram_in_ring(
     let Some(ring) = open_postlist_in_ring(qp.nic, &mut sq.ud, i) else {
         return ExecutionResult::Done(len);
     };
-    match ring.producer.has_room(total) {
+    match ring.ring_producer.has_room(total) {
         Ok(true) => ring.datagram_waited_in_vain = false,
         // The receiver may be stopped. Datagrams to others would wait behind each datagram to it.
         Ok(false) if ring.datagram_waited_in_vain => return ExecutionResult::Done(len),
@@ -226,7 +226,13 @@ fn put_datagram_in_ring(
     } else {
         (RecordKind::Send, 0)
     };
-    if let Err(status) = gather(qp, &mut sq.local_regions, view, &mut ring.producer, total) {
+    if let Err(status) = gather(
+        qp,
+        &mut sq.local_regions,
+        view,
+        &mut ring.ring_producer,
+        total,
+    ) {
         return ExecutionResult::Failed(status);
     }
     // "If the high-order bit of the Q_Key is set, the one of the queue pair is used" (IBTA 10.2.5).
@@ -235,7 +241,7 @@ fn put_datagram_in_ring(
     } else {
         qkey
     };
-    ring.producer
+    ring.ring_producer
         .add_to_postlist(header(kind, flags, imm, len, qkey), total);
     ExecutionResult::Done(len)
 }

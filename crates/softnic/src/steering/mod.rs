@@ -157,8 +157,8 @@ fn read(peer: &Peer, place: usize) -> Option<SteeringFlow> {
     (shared.generation_and_qp.load(Ordering::Relaxed) == entry).then_some(flow)
 }
 
-/// A flow of some process, as a sender keeps it.
-struct KnownFlow {
+/// A steering rule (`ibv_create_flow(3)`) of a process, in a sender's copy of the rules of all processes.
+struct KnownSteeringRule {
     flow: SteeringFlow,
     rss_config: Option<RssConfig>,
     peer: Arc<Peer>,
@@ -173,16 +173,16 @@ pub(crate) struct SteeredQp<'a> {
     pub(crate) tag: u32,
 }
 
-/// The flows of all processes as a sender has read them.
+/// A sender's copy of the steering rules of all processes.
 #[derive(Default)]
-pub(crate) struct KnownFlows {
+pub(crate) struct KnownSteeringRules {
     /// The count of changes at which the flows were read.
     change_count_at_read: Option<u64>,
     /// The flows, in the order in which packets are tried against them.
-    flows: Vec<KnownFlow>,
+    flows: Vec<KnownSteeringRule>,
 }
 
-impl KnownFlows {
+impl KnownSteeringRules {
     /// Reads the flows again if they have changed.
     pub(crate) fn refresh(&mut self, fabric: &Fabric) {
         let changes = fabric.flow_change_count().load(Ordering::Acquire);
@@ -199,7 +199,7 @@ impl KnownFlows {
                 if matches!(spread, Some(None)) {
                     continue;
                 }
-                self.flows.push(KnownFlow {
+                self.flows.push(KnownSteeringRule {
                     rss_config: spread.flatten(),
                     peer: Arc::clone(&peer),
                     flow,

@@ -84,10 +84,10 @@ pub(crate) struct NamedMemoryRange {
 const REMOTE_CODE_OFFSET: u16 = 0x10;
 
 impl MemorySide {
-    fn vendor_err_code(self, local: u16) -> u16 {
+    fn vendor_err_for_side(self, local_code: u16) -> u16 {
         match self {
-            Self::Local => local,
-            Self::Remote => local + REMOTE_CODE_OFFSET,
+            Self::Local => local_code,
+            Self::Remote => local_code + REMOTE_CODE_OFFSET,
         }
     }
 
@@ -162,12 +162,12 @@ impl FailureCause {
     /// Returns the `vendor_err` of the cause: never 0, below 0x100.
     pub(crate) fn vendor_err(self) -> u16 {
         match self {
-            Self::UnknownKey { side, .. } => side.vendor_err_code(0x01),
-            Self::OutOfRegion { side, .. } => side.vendor_err_code(0x02),
-            Self::RegionAccess { side, .. } => side.vendor_err_code(0x03),
-            Self::WrongProtectionDomain { side, .. } => side.vendor_err_code(0x04),
-            Self::MemoryInaccessible { side } => side.vendor_err_code(0x05),
-            Self::NoReadResources { side } => side.vendor_err_code(0x06),
+            Self::UnknownKey { side, .. } => side.vendor_err_for_side(0x01),
+            Self::OutOfRegion { side, .. } => side.vendor_err_for_side(0x02),
+            Self::RegionAccess { side, .. } => side.vendor_err_for_side(0x03),
+            Self::WrongProtectionDomain { side, .. } => side.vendor_err_for_side(0x04),
+            Self::MemoryInaccessible { side } => side.vendor_err_for_side(0x05),
+            Self::NoReadResources { side } => side.vendor_err_for_side(0x06),
             Self::TooLong { .. } => 0x07,
             Self::OperandLength(_) => 0x08,
             Self::QueuePairAccess(_) => 0x17,

@@ -212,7 +212,7 @@ pub(crate) struct PolledCompletion {
 }
 
 impl PolledCompletion {
-    /// Returns the fields of a completion that `ibv_poll_cq(3)` wrote.
+    /// Returns the values of the valid fields of a completion from `ibv_poll_cq(3)`.
     fn of(wc: &ibv_wc) -> Self {
         // The field is valid for receives, READs and atomics: "byte_len: number of bytes transferred".
         let has_length = wc.opcode >= IBV_WC_RECV

@@ -244,7 +244,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         for (config, samples) in exchanges.iter().zip(&mut samples) {
             let both = steps.run_unless_interrupted(format!("depth {}", config.depth), || {
                 let rate = depth::run(cores.requester, &mut link, &nic, config)?;
-                let copies = handover::copies_per_s(
+                let copies = handover::measure_block_copies_per_s(
                     cores,
                     config.payload_bytes,
                     config.depth * config.queue_pairs,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bench::events::{self, CorePlacement, MESSAGE_BYTES, RoundTrips, Transport};
+use bench::events::{self, CorePlacement, PING_PONG_MESSAGE_BYTES, RoundTrips, Transport};
 use bench::record::RunCircumstances;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
@@ -33,8 +33,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long a measurement takes
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10us)]
-    duration: Duration,
+    #[arg(long = "duration", value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10us)]
+    measurement_duration: Duration,
     #[command(flatten)]
     cores: CoresArgs,
     /// Print one JSON object per line: record, sample, row
@@ -98,13 +98,13 @@ struct Row {
 /// each placement.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     args.nic.apply_by_reexec()?;
-    args::refuse_too_short_for_real_time(Some(args.duration))?;
+    args::refuse_too_short_for_real_time(Some(args.measurement_duration))?;
     let cores = args.cores.choose_cores()?;
     let nic = nic_choice(&args.nic, &args.port);
     let settings = Settings {
         rounds: args.rounds,
-        duration_ms: args.duration.as_millis(),
-        message_bytes: MESSAGE_BYTES,
+        duration_ms: args.measurement_duration.as_millis(),
+        message_bytes: PING_PONG_MESSAGE_BYTES,
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     warn_of_debug_build_and_load(&record);
@@ -122,7 +122,14 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
                 let transport = Transport::ALL[turn];
                 let name = format!("{}, {}", transport.label(), placement.label());
                 let measured = steps.run_unless_interrupted(name.clone(), || {
-                    events::run(cores, &worker, &nic, transport, placement, args.duration)
+                    events::run(
+                        cores,
+                        &worker,
+                        &nic,
+                        transport,
+                        placement,
+                        args.measurement_duration,
+                    )
                 });
                 let Some(measured) = measured.context(name)? else {
                     break 'rounds;
@@ -195,7 +202,7 @@ impl Row {
 
 fn print_rows(record: &RunCircumstances<Settings>, rows: &[Row]) -> Result<()> {
     print_line(format_args!(
-        "{}, {} (commit {})\ncores {} and {}; requests and answers of {MESSAGE_BYTES} bytes, one at a time; median of {} \
+        "{}, {} (commit {})\ncores {} and {}; requests and answers of {PING_PONG_MESSAGE_BYTES} bytes, one at a time; median of {} \
          rounds (min..max)\n",
         record.cpu_model,
         record.kernel,

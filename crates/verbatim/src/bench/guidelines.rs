@@ -24,7 +24,7 @@ use crate::steps::CommandSteps;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this guideline; may be given several times [default: all]
-    #[arg(long, value_name = "NAME", value_parser = programs_by_name)]
+    #[arg(long, value_name = "NAME", value_parser = parse_guideline_name)]
     only: Vec<&'static GuidelinePrograms>,
     /// Timed runs of each program
     #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::integer_in_range("rounds", 1..=1000u32))]
@@ -49,7 +49,7 @@ keeps it.";
 /// Arguments of a guideline's program, which the command runs as a process.
 #[derive(clap::Args)]
 pub(crate) struct ProgramArgs {
-    #[arg(value_parser = programs_by_name)]
+    #[arg(value_parser = parse_guideline_name)]
     guideline: &'static GuidelinePrograms,
     #[arg(long)]
     keeps: bool,
@@ -57,7 +57,7 @@ pub(crate) struct ProgramArgs {
     repetitions: u64,
 }
 
-fn programs_by_name(name: &str) -> Result<&'static GuidelinePrograms, String> {
+fn parse_guideline_name(name: &str) -> Result<&'static GuidelinePrograms, String> {
     guidelines::by_name(name).ok_or_else(|| {
         let names: Vec<_> = guidelines::ALL
             .iter()

@@ -34,7 +34,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: BenchCommand,
+    what: BenchSubcommand,
     #[command(flatten)]
     ledger: LedgerArgs,
 }
@@ -49,7 +49,7 @@ Examples:
   verbatim bench --ledger l.json ud-send; verbatim explain l.json";
 
 #[derive(Subcommand)]
-enum BenchCommand {
+enum BenchSubcommand {
     /// Every verb compared with its peer (UCX, Redis, copies between two processes) and its limit
     ///
     /// Two processes pinned to two cores, interleaved with the peers in one run; medians of the
@@ -153,7 +153,7 @@ enum BenchCommand {
     Worker(ends::WorkerArgs),
 }
 
-impl BenchCommand {
+impl BenchSubcommand {
     /// Returns true if the benchmark runs in virtual time.
     fn is_simulated(&self) -> bool {
         match self {
@@ -194,32 +194,32 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         return Ok(outcome);
     }
     match args.what {
-        BenchCommand::Peers(args) => peers::run(args, &Row::OWN_PROGRAM_ROWS),
-        BenchCommand::DropIn(args) => peers::run(args, &Row::DROP_IN),
-        BenchCommand::Wire(args) => peers::run_wire(args),
-        BenchCommand::Events(args) => events::run(&args),
-        BenchCommand::Providers(args) => providers::run(&args),
-        BenchCommand::UdSend(args) => verb::run_rate(Verb::UdSend, None, &args),
-        BenchCommand::UdRecv(args) => {
+        BenchSubcommand::Peers(args) => peers::run(args, &Row::OWN_PROGRAM_ROWS),
+        BenchSubcommand::DropIn(args) => peers::run(args, &Row::DROP_IN),
+        BenchSubcommand::Wire(args) => peers::run_wire(args),
+        BenchSubcommand::Events(args) => events::run(&args),
+        BenchSubcommand::Providers(args) => providers::run(&args),
+        BenchSubcommand::UdSend(args) => verb::run_rate(Verb::UdSend, None, &args),
+        BenchSubcommand::UdRecv(args) => {
             verb::run_rate(Verb::UdSend, Some(MeasuredRole::Inbound), &args)
         }
-        BenchCommand::RcSend(args) => verb::run_rate(Verb::RcSend, None, &args),
-        BenchCommand::UcSend(args) => verb::run_rate(Verb::UcSend, None, &args),
-        BenchCommand::RcWrite(args) => verb::run_rate(Verb::RcWrite, None, &args),
-        BenchCommand::UcWrite(args) => verb::run_rate(Verb::UcWrite, None, &args),
-        BenchCommand::RcRead(args) => verb::run_rate(Verb::RcRead, None, &args),
-        BenchCommand::Atomics(args) => verb::run_rate(Verb::Atomics, None, &args),
-        BenchCommand::Latency(args) => verb::run_latency(&args),
-        BenchCommand::WqeCache(args) => wqe_cache::run(&args),
-        BenchCommand::Depth(args) => depth::run(&args),
-        BenchCommand::Crowd(args) => crowd::run(&args),
-        BenchCommand::WriteOrder(args) => probe::run(ProbedProperty::Order, &args),
-        BenchCommand::WriteVisible(args) => probe::run(ProbedProperty::Visible, &args),
-        BenchCommand::Sweep(args) => sweep::run(&args),
-        BenchCommand::Calibrate(args) => calibrate::run(&args),
-        BenchCommand::Guidelines(args) => guidelines::run(&args),
-        BenchCommand::Simulator(args) => simulator::run(&args),
-        BenchCommand::GuidelineProgram(args) => guidelines::run_program(&args),
-        BenchCommand::Worker(args) => args.serve_jobs_on_stdio(),
+        BenchSubcommand::RcSend(args) => verb::run_rate(Verb::RcSend, None, &args),
+        BenchSubcommand::UcSend(args) => verb::run_rate(Verb::UcSend, None, &args),
+        BenchSubcommand::RcWrite(args) => verb::run_rate(Verb::RcWrite, None, &args),
+        BenchSubcommand::UcWrite(args) => verb::run_rate(Verb::UcWrite, None, &args),
+        BenchSubcommand::RcRead(args) => verb::run_rate(Verb::RcRead, None, &args),
+        BenchSubcommand::Atomics(args) => verb::run_rate(Verb::Atomics, None, &args),
+        BenchSubcommand::Latency(args) => verb::run_latency(&args),
+        BenchSubcommand::WqeCache(args) => wqe_cache::run(&args),
+        BenchSubcommand::Depth(args) => depth::run(&args),
+        BenchSubcommand::Crowd(args) => crowd::run(&args),
+        BenchSubcommand::WriteOrder(args) => probe::run(ProbedProperty::Order, &args),
+        BenchSubcommand::WriteVisible(args) => probe::run(ProbedProperty::Visible, &args),
+        BenchSubcommand::Sweep(args) => sweep::run(&args),
+        BenchSubcommand::Calibrate(args) => calibrate::run(&args),
+        BenchSubcommand::Guidelines(args) => guidelines::run(&args),
+        BenchSubcommand::Simulator(args) => simulator::run(&args),
+        BenchSubcommand::GuidelineProgram(args) => guidelines::run_program(&args),
+        BenchSubcommand::Worker(args) => args.serve_jobs_on_stdio(),
     }
 }

@@ -159,9 +159,9 @@ fn max_reads_without_wqe_eviction(profile: &Profile) -> Option<usize> {
 /// The virtual time of a round of short messages, in milliseconds.
 pub(super) const MIN_VIRTUAL_DURATION_MS: u64 = 1;
 
-/// Returns the virtual time in milliseconds in which the windows of all queue pairs pass 32 times at 10 GB/s. A short
-/// window counts as the default one. In a shorter run, messages in flight at the start and the end would distort the
-/// rate.
+/// Returns the virtual time in milliseconds in which the windows of all queue pairs pass 32 times at 10 GB/s. A window
+/// of fewer bytes than the default window is computed as the default window. In a shorter run, messages in flight at
+/// the start and the end would distort the rate.
 fn default_virtual_duration_ms(stream: &VerbStream) -> u64 {
     let queue_pairs = stream.threads as u64 * stream.queue_pairs as u64;
     let usual_bytes = (256 * stream.payload_bytes).min((8 << 20).max(2 * stream.payload_bytes));
@@ -229,28 +229,28 @@ enum PagesArg {
 }
 
 impl StreamArgs {
-    /// Returns the parameters of the measurement; the default number of threads depends on the machine. `direction` is
-    /// set for verbs that have only one direction, such as RECVs.
+    /// Returns the parameters of the measurement; the default number of threads depends on the machine. `verb_role` is
+    /// set for verbs that have only one role, such as RECVs.
     pub(super) fn parameters(
         &self,
         verb: Verb,
-        direction: Option<MeasuredRole>,
+        verb_role: Option<MeasuredRole>,
         simulated: Option<&Profile>,
     ) -> Result<MicroParameters> {
         let asked = self.direction.map(|asked| match asked {
             DirectionArg::Outbound => MeasuredRole::Outbound,
             DirectionArg::Inbound => MeasuredRole::Inbound,
         });
-        if direction == Some(MeasuredRole::Inbound) && asked == Some(MeasuredRole::Outbound) {
+        if verb_role == Some(MeasuredRole::Inbound) && asked == Some(MeasuredRole::Outbound) {
             bail!("RECVs are what arrives: leave out --direction, or take ud-send");
         }
-        let direction = asked.or(direction).unwrap_or_default();
+        let measured_role = asked.or(verb_role).unwrap_or_default();
         let mut threads = self.threads.or(self.processes);
-        if direction == MeasuredRole::Inbound && threads.is_none() {
+        if measured_role == MeasuredRole::Inbound && threads.is_none() {
             threads = Some(self.default_requester_count(verb, simulated)?);
         }
         Ok(MicroParameters {
-            measured_role: direction,
+            measured_role,
             wrs_per_doorbell: self.batch,
             window: self.window,
             waits_between_windows: self.burst,

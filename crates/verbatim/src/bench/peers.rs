@@ -8,7 +8,7 @@ use bench::bounce::MAX_NEAR_BOUNCE_NS;
 use bench::goal::{Row, RowGoal};
 use bench::record::RunCircumstances;
 use bench::run::{
-    BenchSetup, GoalVerdict, RowFigures, RowResult, RowSample, RowSide, RunEvent, RunSummary,
+    BenchSetup, ComparedSide, GoalVerdict, RowFigures, RowResult, RowSample, RunEvent, RunSummary,
     Settings,
 };
 use bench::stats::MedianAndSpread;
@@ -140,8 +140,10 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
                     steps.complete_step();
                 }
                 steps.show_step(match side {
-                    RowSide::Ours => row.name().to_owned(),
-                    RowSide::Peer | RowSide::Limit => format!("{}: {}", row.name(), side.name()),
+                    ComparedSide::Ours => row.name().to_owned(),
+                    ComparedSide::Peer | ComparedSide::Limit => {
+                        format!("{}: {}", row.name(), side.name())
+                    }
                 });
             }
             RunEvent::Bounce { round, bounce_ns } => {

@@ -40,7 +40,7 @@ run beside, with the same window, batch and signaled period.";
 #[command(allow_negative_numbers = true)]
 pub(super) struct Args {
     /// Name of the RDMA device, as `verbatim devices` prints it [default: the machine's first]
-    #[arg(long, value_name = "NAME", value_parser = args::device_name)]
+    #[arg(long, value_name = "NAME", value_parser = args::parse_device_name)]
     device: Option<String>,
     #[command(flatten)]
     port: PortArgs,
@@ -49,8 +49,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
     payload: Vec<usize>,
     /// How long each measurement takes
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10ms)]
-    duration: Duration,
+    #[arg(long = "duration", value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10ms)]
+    measurement_duration: Duration,
     /// How often each row is measured on each side
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
@@ -106,7 +106,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let device = system.device_name().context(NO_DEVICE_MESSAGE)?;
     let settings = Settings {
         rounds: args.rounds,
-        duration_ms: u64::try_from(args.duration.as_millis()).unwrap_or(u64::MAX),
+        duration_ms: u64::try_from(args.measurement_duration.as_millis()).unwrap_or(u64::MAX),
         payloads_bytes: if args.payload.is_empty() {
             PAYLOADS_BYTES.to_vec()
         } else {

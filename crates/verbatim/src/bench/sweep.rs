@@ -55,11 +55,11 @@ pub(super) struct Args {
     pub(super) stream: StreamArgs,
 }
 
-/// A verb, and the direction that its name implies.
+/// A verb, and the measured role that its name implies.
 #[derive(Clone, Copy)]
 struct SweptVerb {
     verb: Verb,
-    direction: Option<MeasuredRole>,
+    measured_role: Option<MeasuredRole>,
 }
 
 /// The name for the responder's side of SENDs over UD.
@@ -73,7 +73,7 @@ fn verb_value_parser() -> impl TypedValueParser<Value = SweptVerb> {
         SweptVerb {
             // The parser accepts only names of verbs and [`UD_RECV`].
             verb: named.unwrap_or(Verb::UdSend),
-            direction: inbound,
+            measured_role: inbound,
         }
     })
 }
@@ -223,8 +223,11 @@ fn values_and_streams(
     args: &Args,
     simulated: Option<&Profile>,
 ) -> Result<Vec<(usize, VerbStream)>> {
-    let SweptVerb { verb, direction } = args.verb;
-    let mut parameters = args.stream.parameters(verb, direction, simulated)?;
+    let SweptVerb {
+        verb,
+        measured_role,
+    } = args.verb;
+    let mut parameters = args.stream.parameters(verb, measured_role, simulated)?;
     if args.over == SweptSetting::Threads && !args.stream.sets_thread_or_process_count() {
         parameters.threads = None;
     }
@@ -322,7 +325,7 @@ fn tasks(streams: &[(usize, VerbStream)]) -> Vec<MeasurementTask> {
 
 /// Returns a description of the swept verb.
 fn describe_verb(args: &Args) -> String {
-    match args.verb.direction {
+    match args.verb.measured_role {
         Some(_) => format!("{}, inbound", args.verb.verb.label()),
         None => args.verb.verb.label().to_owned(),
     }

@@ -91,11 +91,11 @@ impl LatencyVerb {
 /// Measures a rate.
 pub(super) fn run_rate(
     verb: Verb,
-    direction: Option<MeasuredRole>,
+    measured_role: Option<MeasuredRole>,
     args: &StreamArgs,
 ) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
-    let parameters = args.parameters(verb, direction, profile.as_ref())?;
+    let parameters = args.parameters(verb, measured_role, profile.as_ref())?;
     let stream = args.common.stream(verb, &parameters)?;
     measure(
         &MeasurementTask::Stream(stream),

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = args::decimal_in_range("an exponent", 0.01..=5.0))]
     exponent: f64,
     /// What the simulation starts its random numbers from: the same seed gives the same output
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::parse_decimal_or_hex_u64)]
     seed: u64,
     /// Draw the rates over time into this file
     #[arg(long, value_name = "FILE")]

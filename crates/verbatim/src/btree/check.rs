@@ -84,7 +84,7 @@ pub(crate) struct CheckedAccess {
     access: Option<AccessDesign>,
 }
 
-/// An access design under test, with the command's arguments.
+/// The access design under test, and the arguments of `verbatim btree check`.
 struct TreeUnderTest<'a> {
     args: &'a Args,
     access: AccessDesign,

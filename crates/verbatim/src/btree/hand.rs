@@ -105,7 +105,7 @@ trait FromArgument: KeyOrValue {
 
 impl FromArgument for u64 {
     fn from_argument(text: &str) -> Result<Self> {
-        args::decimal_or_hex_u64(text).map_err(|_| {
+        args::parse_decimal_or_hex_u64(text).map_err(|_| {
             anyhow!(
                 "{text:?} is not a number from 0 to {}, decimal or hexadecimal with 0x in front: the server's keys and \
                  values are such numbers",

@@ -24,7 +24,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: Option<BtreeCommand>,
+    part: Option<BtreeSubcommand>,
     #[command(flatten)]
     compare: compare::Args,
     #[command(flatten)]
@@ -53,7 +53,7 @@ By hand, on several terminals:
 Exit status 1 when an answer was wrong or a key was missing.";
 
 #[derive(Subcommand)]
-enum BtreeCommand {
+enum BtreeSubcommand {
     /// Serve trees until interrupted
     Serve(serve::Args),
     /// Ask a server for many keys, check what comes, and report how fast it came
@@ -81,15 +81,15 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         return Ok(outcome);
     }
     match args.part {
-        Some(BtreeCommand::Serve(args)) => serve::run(args),
-        Some(BtreeCommand::Load(args)) => workload::run(args),
-        Some(BtreeCommand::Get(args)) => hand::get(&args),
-        Some(BtreeCommand::Put(args)) => hand::put(&args),
-        Some(BtreeCommand::Scan(args)) => hand::scan(&args),
-        Some(BtreeCommand::Balance(args)) => balance::run(&args),
-        Some(BtreeCommand::Adapt(args)) => adapt::run(&args),
-        Some(BtreeCommand::Check(args)) => check::run(&args),
-        Some(BtreeCommand::CheckClient(args)) => check::run_check_client(&args),
+        Some(BtreeSubcommand::Serve(args)) => serve::run(args),
+        Some(BtreeSubcommand::Load(args)) => workload::run(args),
+        Some(BtreeSubcommand::Get(args)) => hand::get(&args),
+        Some(BtreeSubcommand::Put(args)) => hand::put(&args),
+        Some(BtreeSubcommand::Scan(args)) => hand::scan(&args),
+        Some(BtreeSubcommand::Balance(args)) => balance::run(&args),
+        Some(BtreeSubcommand::Adapt(args)) => adapt::run(&args),
+        Some(BtreeSubcommand::Check(args)) => check::run(&args),
+        Some(BtreeSubcommand::CheckClient(args)) => check::run_check_client(&args),
         None if simulated => simulated::run_all(&args.compare),
         None => compare::run(&args.compare),
     }

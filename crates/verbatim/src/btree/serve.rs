@@ -180,7 +180,7 @@ fn serve<T: KeyOrValue>(
         || Ok(()),
         |stats| stats.gets + stats.changes + stats.scans,
         |stats, rate| {
-            let (levels, clients) = (stats.tree.levels, stats.clients);
+            let (levels, clients) = (stats.tree.levels, stats.connected_clients);
             format!("{levels} levels, {rate} M/s, clients: {clients}")
         },
     )?;

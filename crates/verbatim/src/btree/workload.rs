@@ -90,7 +90,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
     threads: usize,
     /// What random choices start from; clients in several processes need different ones
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::parse_decimal_or_hex_u64)]
     seed: u64,
     /// How long a server that does not answer is tried to be reached again
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::parse_duration_from_10ms)]

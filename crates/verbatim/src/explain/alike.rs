@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use super::report::{ExplainedProcess, Report, count_as_f64};
+use super::report::{ProcessPrediction, Report, count_as_f64};
 use super::spread::{GroupSpread, MinMedianMax};
 
 /// Returns the key by which processes are grouped: the program, the kinds of its operations, the bottleneck, and the
 /// advised steps.
-fn group_key(process: &ExplainedProcess) -> impl PartialEq + use<> {
+fn group_key(process: &ProcessPrediction) -> impl PartialEq + use<> {
     let mut kinds: Vec<_> = process
         .kinds
         .iter()
@@ -37,8 +37,8 @@ pub(super) fn group_processes(mut report: Report) -> Report {
 
 /// Replaces each group of processes by the process with the median number of work requests. This process gets the
 /// spread of the group.
-fn median_process_of_each_group(processes: Vec<ExplainedProcess>) -> Vec<ExplainedProcess> {
-    let mut groups: Vec<Vec<ExplainedProcess>> = Vec::new();
+fn median_process_of_each_group(processes: Vec<ProcessPrediction>) -> Vec<ProcessPrediction> {
+    let mut groups: Vec<Vec<ProcessPrediction>> = Vec::new();
     for process in processes {
         let key = group_key(&process);
         let known = groups
@@ -52,9 +52,9 @@ fn median_process_of_each_group(processes: Vec<ExplainedProcess>) -> Vec<Explain
     groups.into_iter().filter_map(median_process).collect()
 }
 
-fn median_process(mut group: Vec<ExplainedProcess>) -> Option<ExplainedProcess> {
+fn median_process(mut group: Vec<ProcessPrediction>) -> Option<ProcessPrediction> {
     group.sort_by_key(|process| process.posted.max(process.received));
-    let range = |of: fn(&ExplainedProcess) -> f64| MinMedianMax::of(group.iter().map(of));
+    let range = |of: fn(&ProcessPrediction) -> f64| MinMedianMax::of(group.iter().map(of));
     let observed: Option<Vec<f64>> = group.iter().map(|process| process.observed_mops).collect();
     let alike = GroupSpread {
         processes: group.len(),

@@ -5,7 +5,7 @@ use nicmodel::bounds::Role;
 use nicmodel::guidelines::MIN_RELATIVE_GAIN;
 use nicmodel::uncertainty;
 
-use super::report::{ExplainedProcess, Report};
+use super::report::{ProcessPrediction, Report};
 use crate::model::{format_range, format_signed_percent};
 use crate::output::{format_three_digits, print_line, table_with_header_slice};
 
@@ -42,9 +42,9 @@ pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
 }
 
 /// A number of a process that the table compares.
-type ProcessFigureFn = fn(&ExplainedProcess) -> f64;
+type ProcessFigureFn = fn(&ProcessPrediction) -> f64;
 
-fn show_process(columns: &[(&str, Option<&ExplainedProcess>)], one_nic: bool) -> Result<()> {
+fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -> Result<()> {
     let mut titles: Vec<_> = columns
         .iter()
         .filter_map(|(_, process)| process.map(|process| process.program.as_str()))
@@ -59,7 +59,7 @@ fn show_process(columns: &[(&str, Option<&ExplainedProcess>)], one_nic: bool) ->
     }
     let right: Vec<_> = (1..header.len()).collect();
     let mut rows = table_with_header_slice(&header, &right);
-    let words = |title: &str, of: &dyn Fn(&ExplainedProcess) -> String| {
+    let words = |title: &str, of: &dyn Fn(&ProcessPrediction) -> String| {
         let mut row = vec![title.to_owned()];
         row.extend(
             columns
@@ -135,7 +135,7 @@ fn show_process(columns: &[(&str, Option<&ExplainedProcess>)], one_nic: bool) ->
 }
 
 /// Returns true if two rates on one NIC differ, and by no more than the noise of the model.
-fn differ_within_noise(before: &ExplainedProcess, after: &ExplainedProcess) -> bool {
+fn differ_within_noise(before: &ProcessPrediction, after: &ProcessPrediction) -> bool {
     let change = (after.predicted_mops / before.predicted_mops).ln().abs();
     let noise = uncertainty::noise_of_gain(before.bottleneck, after.bottleneck);
     change > MIN_RELATIVE_GAIN && change <= noise.ln_1p()
@@ -143,7 +143,7 @@ fn differ_within_noise(before: &ExplainedProcess, after: &ExplainedProcess) -> b
 
 /// Returns a cost per operation, as the mean over all kinds.
 fn mean_cost_per_operation(
-    process: &ExplainedProcess,
+    process: &ProcessPrediction,
     of: fn(&super::report::OperationKindCost) -> f64,
 ) -> f64 {
     let all = process.kinds.iter();
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     /// A process that posts one SEND and receives four, on a profile.
-    fn posts_one_and_receives_four(nic: &str) -> ExplainedProcess {
+    fn posts_one_and_receives_four(nic: &str) -> ProcessPrediction {
         let operation = Operation::new(Verb::Send, Transport::Ud, 32).inlined();
         let counted = |count| vec![CountedOperations { operation, count }];
         let qp = QueuePair {
@@ -177,7 +177,7 @@ mod tests {
             ..OperationProfile::default()
         };
         let profile = nicmodel::profile::builtin(nic).expect("built in");
-        let process = ExplainedProcess::new(&observed, profile).expect("possible");
+        let process = ProcessPrediction::new(&observed, profile).expect("possible");
         process.expect("it posts")
     }
 

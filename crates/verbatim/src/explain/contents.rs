@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use chart::escape;
 
-use super::report::{ExplainedProcess, Report};
+use super::report::{ProcessPrediction, Report};
 use super::text;
 use crate::output::format_three_digits;
 
 /// Returns the HTML id of a process's section.
-pub(super) fn anchor(process: &ExplainedProcess) -> String {
+pub(super) fn anchor(process: &ProcessPrediction) -> String {
     format!("process-{}", process.pid)
 }
 

@@ -7,7 +7,7 @@ use nicmodel::bounds::Role;
 
 use super::contents::{anchor, summary_html};
 use super::guide;
-use super::report::{ExplainedProcess, Report, count_as_f64};
+use super::report::{ProcessPrediction, Report, count_as_f64};
 use super::text;
 use super::verdict::AdviceVerdict;
 use crate::model::{format_signed_percent, unknown_resources_line};
@@ -76,7 +76,7 @@ fn append(html: &mut String, text: std::fmt::Arguments<'_>) {
     html.write_fmt(text).expect("a String takes all");
 }
 
-fn add_process(html: &mut String, process: &ExplainedProcess) {
+fn add_process(html: &mut String, process: &ProcessPrediction) {
     let mut heading = text::process_heading_lines(process).into_iter();
     if let Some(first) = heading.next() {
         let id = anchor(process);
@@ -117,7 +117,7 @@ fn add_process(html: &mut String, process: &ExplainedProcess) {
     }
 }
 
-fn add_advice(html: &mut String, process: &ExplainedProcess) {
+fn add_advice(html: &mut String, process: &ProcessPrediction) {
     html.push_str("<h3>What to change</h3>");
     if let Some(words) = process.no_advice_sentence() {
         append(
@@ -192,7 +192,7 @@ fn capitalize_first(words: &str) -> String {
     format!("{}{rest}", first.to_uppercase())
 }
 
-fn add_costs(html: &mut String, process: &ExplainedProcess) {
+fn add_costs(html: &mut String, process: &ProcessPrediction) {
     html.push_str(
         "<h3>What each kind of operation costs on its machine's PCIe link</h3><div class=\"scroll\"><table><tr>\
          <th>operation</th><th>count</th><th>a list</th><th>WQE, B</th><th>MMIO</th><th>DMA reads</th>\
@@ -222,7 +222,7 @@ fn add_costs(html: &mut String, process: &ExplainedProcess) {
     html.push_str("</table></div>");
 }
 
-fn add_pictures(html: &mut String, process: &ExplainedProcess) {
+fn add_pictures(html: &mut String, process: &ProcessPrediction) {
     append(
         html,
         format_args!(

@@ -19,7 +19,7 @@ pub(super) struct Report {
     pub(super) nic_title: String,
     pub(super) command: String,
     pub(super) provider: String,
-    pub(super) processes: Vec<ExplainedProcess>,
+    pub(super) processes: Vec<ProcessPrediction>,
     /// Number of processes that opened a device, but posted and received nothing.
     pub(super) idle_processes: usize,
     /// Number of processes whose operations the NIC cannot execute at all; the notes give the reasons.
@@ -40,9 +40,9 @@ pub(super) struct PcieLinesCountedAndExpected {
     pub(super) cache_misses: f64,
 }
 
-/// The explanation of a process, computed as if the process used the NIC alone.
+/// The prediction for a process, computed as if the process used the NIC alone, beside the counts of the process.
 #[derive(Debug, Serialize)]
-pub(super) struct ExplainedProcess {
+pub(super) struct ProcessPrediction {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) complete: bool,
@@ -157,7 +157,7 @@ impl Report {
         let (mut idle_processes, mut impossible_processes) = (0, 0);
         let mut notes = ledger.notes.clone();
         for process in &ledger.processes {
-            match ExplainedProcess::new(process, profile)? {
+            match ProcessPrediction::new(process, profile)? {
                 Some(process) => processes.push(process),
                 None => {
                     if process.posted_or_received_operations() == 0 {
@@ -172,7 +172,7 @@ impl Report {
                 }
             }
         }
-        let expected = |of: fn(&ExplainedProcess) -> f64| -> f64 {
+        let expected = |of: fn(&ProcessPrediction) -> f64| -> f64 {
             let all = processes.iter();
             all.map(|process| of(process) * count_as_f64(process.posted_or_received_count()))
                 .sum()
@@ -271,7 +271,7 @@ fn unknown_numbers(prediction: &Prediction) -> Vec<Resource> {
     unknown
 }
 
-impl ExplainedProcess {
+impl ProcessPrediction {
     pub(super) fn new(
         observed: &OperationProfile,
         profile: &Profile,

@@ -4,7 +4,7 @@ use anyhow::Result;
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{Advice, ChangeStep, Gain, REDESIGN_NAME};
 
-use super::report::{ExplainedProcess, PcieLinesCountedAndExpected, Report};
+use super::report::{PcieLinesCountedAndExpected, ProcessPrediction, Report};
 use super::spread::{GroupSpread, MinMedianMax};
 use super::verdict::AdviceVerdict;
 use crate::model::{bounds_lines, format_signed_percent};
@@ -42,7 +42,7 @@ pub(super) fn format_pcie_counts(pcie: &PcieLinesCountedAndExpected) -> String {
     )
 }
 
-fn show_process(process: &ExplainedProcess) -> Result<()> {
+fn show_process(process: &ProcessPrediction) -> Result<()> {
     for line in process_heading_lines(process) {
         print_line(line)?;
     }
@@ -131,7 +131,7 @@ fn show_process(process: &ExplainedProcess) -> Result<()> {
 }
 
 /// Formats the lines that describe a process: its state, its work and its polls.
-pub(super) fn process_heading_lines(process: &ExplainedProcess) -> Vec<String> {
+pub(super) fn process_heading_lines(process: &ProcessPrediction) -> Vec<String> {
     let ended = if process.complete {
         ""
     } else {
@@ -215,7 +215,7 @@ fn describe_group_spread(alike: &GroupSpread) -> String {
     words
 }
 
-fn show_advice(process: &ExplainedProcess) -> Result<()> {
+fn show_advice(process: &ProcessPrediction) -> Result<()> {
     print_line("\nWhat to change, in this order:\n")?;
     if let Some(words) = process.no_advice_sentence() {
         print_line(format_args!("  {words}"))?;
@@ -237,7 +237,7 @@ fn show_advice(process: &ExplainedProcess) -> Result<()> {
 
 /// Returns "at most " if resources without a number in the profile may lower the rate, else an
 /// empty text.
-pub(super) fn at_most_prefix(process: &ExplainedProcess) -> &'static str {
+pub(super) fn at_most_prefix(process: &ProcessPrediction) -> &'static str {
     if process.unknown.is_empty() {
         ""
     } else {
@@ -246,7 +246,7 @@ pub(super) fn at_most_prefix(process: &ExplainedProcess) -> &'static str {
 }
 
 /// Returns the reason why an advice has no gain. A resource without a number may be the bottleneck.
-pub(super) fn no_gain_reason(process: &ExplainedProcess, verdict: AdviceVerdict) -> &'static str {
+pub(super) fn no_gain_reason(process: &ProcessPrediction, verdict: AdviceVerdict) -> &'static str {
     if verdict == AdviceVerdict::NoGainAfterSteps {
         "after the steps above it brings nothing beyond the noise of the model"
     } else if verdict == AdviceVerdict::GainWithinNoise {

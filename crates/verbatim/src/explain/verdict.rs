@@ -3,7 +3,7 @@
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{self, Advice};
 
-use super::report::ExplainedProcess;
+use super::report::ProcessPrediction;
 use crate::model::format_likely_rate;
 use crate::output::{format_three_digits, format_time_ns};
 
@@ -27,7 +27,7 @@ pub(super) enum AdviceVerdict {
     NoModelledRate,
 }
 
-impl ExplainedProcess {
+impl ProcessPrediction {
     pub(super) fn verdict(&self, advice: &Advice) -> AdviceVerdict {
         if self
             .steps

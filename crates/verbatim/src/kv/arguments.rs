@@ -114,7 +114,7 @@ pub(crate) struct SimulationArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "window")]
     pub(super) experiment: Option<PublishedExperiment>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", value_parser = args::parse_decimal_or_hex_u64)]
     pub(super) seed: Option<u64>,
 }
 

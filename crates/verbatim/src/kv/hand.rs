@@ -76,7 +76,7 @@ pub(crate) struct PutArgs {
     /// Its new value; without one the key is removed
     value: Option<String>,
     /// Only if the key has this version, as `get` printed it; 0 if it must not be there
-    #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", value_parser = args::parse_decimal_or_hex_u64)]
     if_version: Option<u64>,
     /// How long the value stays
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms, requires = "value")]

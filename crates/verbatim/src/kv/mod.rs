@@ -25,7 +25,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: Option<KvCommand>,
+    part: Option<KvSubcommand>,
     #[command(flatten)]
     compare: arguments::Args,
     #[command(flatten)]
@@ -56,7 +56,7 @@ By hand, on several terminals:
 Exit status 1 when a value was wrong or a key was missing.";
 
 #[derive(Subcommand)]
-enum KvCommand {
+enum KvSubcommand {
     /// Serve a store until interrupted
     Serve(serve::Args),
     /// Ask a server for many keys, check what comes, and report how fast it came
@@ -82,15 +82,15 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         return Ok(outcome);
     }
     match args.part {
-        Some(KvCommand::Serve(args)) => serve::run(args),
-        Some(KvCommand::Load(args)) => workload::run(args),
-        Some(KvCommand::Get(args)) => hand::get(&args),
-        Some(KvCommand::Put(args)) => hand::put(&args),
-        Some(KvCommand::Cli(args)) => cli::run(&args),
-        Some(KvCommand::Resp(args)) if args.compares_tcp_and_rdma() => valkey::run(&args),
-        Some(KvCommand::Resp(args)) => resp::run(&args),
-        Some(KvCommand::Check(args)) => check::run(&args),
-        Some(KvCommand::CheckClient(args)) => check::run_check_client(&args),
+        Some(KvSubcommand::Serve(args)) => serve::run(args),
+        Some(KvSubcommand::Load(args)) => workload::run(args),
+        Some(KvSubcommand::Get(args)) => hand::get(&args),
+        Some(KvSubcommand::Put(args)) => hand::put(&args),
+        Some(KvSubcommand::Cli(args)) => cli::run(&args),
+        Some(KvSubcommand::Resp(args)) if args.compares_tcp_and_rdma() => valkey::run(&args),
+        Some(KvSubcommand::Resp(args)) => resp::run(&args),
+        Some(KvSubcommand::Check(args)) => check::run(&args),
+        Some(KvSubcommand::CheckClient(args)) => check::run_check_client(&args),
         None if args.compare.simulation.is_asked_for() => simulated::run_all(&args.compare),
         None => compare::run(args.compare),
     }

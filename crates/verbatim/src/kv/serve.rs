@@ -127,13 +127,13 @@ Examples:
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = config(&args, nic.config.clone());
-    if args.resp.is_some() && config.keeps_items_in_records() {
+    if args.resp.is_some() && config.has_fixed_size_records() {
         bail!(
             "the Redis protocol needs a store of items of any length: leave out --resp, or serve herd, or reads without \
              --read-size"
         );
     }
-    let is_store = args.store || config.keeps_items_in_records();
+    let is_store = args.store || config.has_fixed_size_records();
     let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let front = args.resp.as_ref().map(|address| {
@@ -155,7 +155,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         },
         |stats| stats.gets + stats.changes,
         |stats, rate| {
-            let (items, clients) = (stats.store.items, stats.clients);
+            let (items, clients) = (stats.store.items, stats.connected_clients);
             format!("{items} items, {rate} M/s, clients: {clients}")
         },
     )?;

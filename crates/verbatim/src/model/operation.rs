@@ -30,7 +30,7 @@ pub(super) struct OperationArgs {
     transport: Option<Transport>,
     /// Payload in bytes, also with K (KiB) or M (MiB) behind; 0 with send is header-only [default: 32; 8 for atomics, 0
     /// for flush]
-    #[arg(long, value_name = "BYTES", value_parser = payload_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_payload_bytes)]
     payload: Option<u32>,
     /// Copy the payload into the WQE (IBV_SEND_INLINE)
     #[arg(long)]
@@ -71,7 +71,7 @@ pub(super) struct OperationArgs {
 }
 
 /// Parses the bytes of a payload.
-fn payload_bytes(text: &str) -> Result<u32, String> {
+fn parse_payload_bytes(text: &str) -> Result<u32, String> {
     let bytes = args::byte_count_up_to(nicmodel::MAX_MESSAGE_BYTES as usize)(text)?;
     u32::try_from(bytes).map_err(|error| error.to_string())
 }

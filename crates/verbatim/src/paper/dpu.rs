@@ -60,13 +60,19 @@ impl DpuStudyResults {
     }
 
     /// Runs one simulation and stores its result.
-    pub(super) fn run_and_store(&mut self, bf2: &Profile, what: DpuStudySimulation) -> Result<()> {
+    pub(super) fn simulate_and_keep_result(
+        &mut self,
+        bf2: &Profile,
+        what: DpuStudySimulation,
+    ) -> Result<()> {
         let result = match what {
             DpuStudySimulation::Sequencer(design, place) => {
                 sequencer_rate_mops(bf2, design, place)?
             }
             DpuStudySimulation::SendLatency(place) => half_round_trip_us(bf2, place)?,
-            DpuStudySimulation::Btree(what) => return self.btree.run_and_store(bf2, what),
+            DpuStudySimulation::Btree(what) => {
+                return self.btree.simulate_and_keep_result(bf2, what);
+            }
         };
         self.rates_mops_or_latencies_us.push((what, result));
         Ok(())

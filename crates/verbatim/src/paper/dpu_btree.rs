@@ -87,7 +87,11 @@ impl DpuBtreeResults {
     }
 
     /// Runs one simulation and stores its result.
-    pub(super) fn run_and_store(&mut self, bf2: &Profile, what: BtreeSimulation) -> Result<()> {
+    pub(super) fn simulate_and_keep_result(
+        &mut self,
+        bf2: &Profile,
+        what: BtreeSimulation,
+    ) -> Result<()> {
         let host = BtreeParameters::bluefield2_study(CorePlace::Host, SMALL_TREE_KEYS);
         let shared = |setup: BtreeParameters, share: u32| BtreeParameters {
             dpu_share: Some(f64::from(share) / f64::from(SHARE_DENOMINATOR)),

@@ -58,7 +58,7 @@ pub(super) fn write_svg_and_csv_files(
     ];
     for figure in &figures {
         let path = folder.join(figure.file);
-        let chart = chart(figure);
+        let chart = build_chart(figure);
         write_file(&path, &svg_with_interrupt_note(&chart))?;
         write_file(&path.with_extension("csv"), &chart.csv())?;
     }
@@ -556,7 +556,7 @@ fn atomics() -> Figure {
     }
 }
 
-fn chart(figure: &Figure) -> Chart {
+fn build_chart(figure: &Figure) -> Chart {
     Chart {
         title: figure.title.to_owned(),
         caption: figure.curve_source.to_owned(),

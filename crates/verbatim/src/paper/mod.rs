@@ -105,7 +105,7 @@ fn run_needed_simulations(draw: bool) -> Result<SimulationResults> {
     for run in runs {
         let name = format!("simulating {run}");
         if steps
-            .run_unless_interrupted(name, || simulated.run_and_store(run))?
+            .run_unless_interrupted(name, || simulated.simulate_and_keep_result(run))?
             .is_none()
         {
             break;

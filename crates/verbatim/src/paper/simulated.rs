@@ -153,7 +153,7 @@ impl SimulationResults {
                 return Ok(self.our_number_for(id));
             }
             for run in missing {
-                self.run_and_store(run)?;
+                self.simulate_and_keep_result(run)?;
             }
         }
     }
@@ -196,7 +196,7 @@ impl SimulationResults {
     ///
     /// # Errors
     /// Returns an error if the simulation cannot run on these profiles, or its result is wrong.
-    pub(super) fn run_and_store(&mut self, run: PaperSimulation) -> Result<()> {
+    pub(super) fn simulate_and_keep_result(&mut self, run: PaperSimulation) -> Result<()> {
         match run {
             PaperSimulation::Sequencer(setup) => {
                 let outcome = run_sequencer(&self.nics, &setup)?;
@@ -251,7 +251,7 @@ impl SimulationResults {
             }
             PaperSimulation::DpuStudy(what) => self
                 .dpu
-                .run_and_store(self.nics.profile_by_name("bf2"), what)?,
+                .simulate_and_keep_result(self.nics.profile_by_name("bf2"), what)?,
         }
         Ok(())
     }

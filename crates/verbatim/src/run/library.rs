@@ -83,7 +83,7 @@ fn dropin_folder_near(folder: &Path) -> Result<PathBuf> {
         .iter()
         .all(|(built, _)| folder.join(built).exists())
     {
-        return create_folder_of_links(folder, cache_folders);
+        return create_folder_of_links(folder, candidate_cache_folders);
     }
     let installed = folder.join(INSTALLED_LIBRARIES_FOLDER);
     if BUILT_AND_LOADED_NAMES
@@ -102,7 +102,7 @@ fn dropin_folder_near(folder: &Path) -> Result<PathBuf> {
 }
 
 /// Returns the folders for files that this user can make again, the best folder first.
-fn cache_folders() -> Vec<PathBuf> {
+fn candidate_cache_folders() -> Vec<PathBuf> {
     // "If an implementation encounters a relative path [...] it should consider the path invalid and ignore it" (XDG
     // Base Directory Specification). An empty path is ignored, too.
     let set = |name| {

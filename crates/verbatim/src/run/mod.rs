@@ -36,7 +36,7 @@ use softnic::SysfsFile;
 use tap::Ledger;
 
 use crate::CommandOutcome;
-use crate::args::{self, DeviceAndPortCountArgs, LinkLayerArgs, Provider, fabric_name};
+use crate::args::{self, DeviceAndPortCountArgs, LinkLayerArgs, Provider, parse_fabric_name};
 use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     ports: DeviceAndPortCountArgs,
     /// Only programs that were run with this name reach each other [default: all of this user's]
-    #[arg(long, value_name = "NAME", value_parser = fabric_name)]
+    #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric: Option<String>,
     #[command(flatten)]
     capture: CaptureArgs,
@@ -370,9 +370,9 @@ mod tests {
 
     #[test]
     fn names_of_fabrics() {
-        assert_eq!(fabric_name("job_17"), Ok("job_17".to_owned()));
+        assert_eq!(parse_fabric_name("job_17"), Ok("job_17".to_owned()));
         for wrong in ["", "a/b", "..", "a b", &"x".repeat(65)] {
-            assert!(fabric_name(wrong).is_err(), "{wrong:?}");
+            assert!(parse_fabric_name(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -24,11 +24,14 @@ struct ProcessCounts {
 impl ProcessCounts {
     fn of(process: &OperationProfile) -> Self {
         let mut sums = Self::default();
-        process.queue_pairs.iter().for_each(|qp| sums.add(qp));
+        process
+            .queue_pairs
+            .iter()
+            .for_each(|qp| sums.add_queue_pair(qp));
         sums
     }
 
-    fn add(&mut self, qp: &QueuePair) {
+    fn add_queue_pair(&mut self, qp: &QueuePair) {
         *self.queue_pairs.entry(qp.transport).or_default() += 1;
         for counted in &qp.sent {
             let (count, bytes) = self

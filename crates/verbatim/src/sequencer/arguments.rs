@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
     pub(super) queues: Option<usize>,
     /// The first number
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::parse_decimal_or_hex_u64)]
     pub(super) start: u64,
     /// Print one JSON object per line: skipped, round, design
     #[arg(long)]
@@ -144,7 +144,7 @@ pub(crate) struct SimulationArgs {
     #[arg(long, value_name = "NAME", conflicts_with_all = ["window", "postlist", "batch", "queues"])]
     pub(super) experiment: Option<PublishedExperiment>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", value_parser = args::parse_decimal_or_hex_u64)]
     pub(super) seed: Option<u64>,
 }
 

@@ -193,8 +193,8 @@ fn named_or_supported_designs(
         let why: Vec<_> = skipped.iter().map(ToString::to_string).collect();
         bail!(
             "no design runs on {} ({}): {}; `verbatim devices` lists other devices",
-            device.device,
-            device.provider,
+            device.device_name,
+            device.provider_name,
             why.join("; ")
         );
     }

@@ -21,7 +21,7 @@ use crate::ledger::LedgerArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: Option<SequencerCommand>,
+    part: Option<SequencerSubcommand>,
     #[command(flatten)]
     ladder: arguments::Args,
     #[command(flatten)]
@@ -52,7 +52,7 @@ By hand, on two terminals:
 Exit status 1 when a number was given twice, skipped without a reason, or out of order.";
 
 #[derive(Subcommand)]
-enum SequencerCommand {
+enum SequencerSubcommand {
     /// Hand out numbers until interrupted
     Serve(serve::Args),
     /// Ask a server for numbers, and report how fast they came
@@ -66,8 +66,8 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         return Ok(outcome);
     }
     match args.part {
-        Some(SequencerCommand::Serve(args)) => serve::run(args),
-        Some(SequencerCommand::Client(args)) => client::run(args),
+        Some(SequencerSubcommand::Serve(args)) => serve::run(args),
+        Some(SequencerSubcommand::Client(args)) => client::run(args),
         None if args.ladder.simulation.is_asked_for() => simulated::run(&args.ladder),
         None => ladder::run(args.ladder),
     }

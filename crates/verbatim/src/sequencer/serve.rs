@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a count of clients", 1..=256usize))]
     max_clients: usize,
     /// The first number, if the state file does not say a higher one
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::decimal_or_hex_u64)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::parse_decimal_or_hex_u64)]
     start: u64,
     /// Keep in this file which numbers may have been given: the server can then be killed at any
     /// moment and started again, and gives no number twice (it may skip some)
@@ -113,7 +113,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         || Ok(()),
         |stats| stats.next,
         |stats, rate| {
-            let (next, clients) = (stats.next, stats.clients);
+            let (next, clients) = (stats.next, stats.connected_clients);
             format!("next number {next}, {rate} M/s, clients: {clients}")
         },
     )?;

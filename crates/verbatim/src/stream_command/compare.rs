@@ -13,7 +13,7 @@ use stream::{Connector, RdmaPolicy};
 use tokio::runtime::Runtime;
 
 use super::load::{self, Carrier, ServerAddresses};
-use super::serve::Listening;
+use super::serve::ListeningLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::children::{start_on_cores, subcommand_with_nic};
@@ -100,7 +100,7 @@ struct Row {
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line {
-    Listening(Listening),
+    Listening(ListeningLine),
 }
 
 struct MeasurementContext<'a> {
@@ -108,7 +108,7 @@ struct MeasurementContext<'a> {
     runtime: Runtime,
     connector: Connector,
     server_pid: u32,
-    server_addresses: Listening,
+    server_addresses: ListeningLine,
     unix_socket_path: PathBuf,
 }
 

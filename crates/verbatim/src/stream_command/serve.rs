@@ -57,7 +57,7 @@ Examples:
 
 /// The line that the server prints when it listens.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Listening {
+pub(super) struct ListeningLine {
     pub(super) address: SocketAddr,
     /// Address of the rsocket, if one was asked for.
     pub(super) rsocket: Option<SocketAddr>,
@@ -91,7 +91,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let _unix_file = args.unix.as_deref().map(listen_unix).transpose()?;
         let address = listener.local_addr()?;
         if args.json {
-            print_typed_json("listening", &Listening { address, rsocket })?;
+            print_typed_json("listening", &ListeningLine { address, rsocket })?;
         } else {
             print_line(format_args!("echo at {address}, by RDMA and by TCP"))?;
             if let Some(rsocket) = rsocket {

@@ -12,7 +12,7 @@ use crate::CommandOutcome;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    part: TensorCommand,
+    part: TensorSubcommand,
 }
 
 const EXAMPLES: &str = "\
@@ -25,7 +25,7 @@ and in Python (pip install verbatim-rdma), in any process:
   store.put(\"weights\", array); array = store.get(\"weights\")";
 
 #[derive(Subcommand)]
-enum TensorCommand {
+enum TensorSubcommand {
     /// Hold tensors that others put, until interrupted
     Serve(serve::Args),
 }
@@ -33,6 +33,6 @@ enum TensorCommand {
 /// Runs `verbatim tensor`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     match &args.part {
-        TensorCommand::Serve(args) => serve::run(args),
+        TensorSubcommand::Serve(args) => serve::run(args),
     }
 }

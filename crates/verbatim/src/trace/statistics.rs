@@ -35,7 +35,8 @@ struct VerbCounts {
 pub(super) struct Row {
     pid: u32,
     /// Name of the queue pair; null if all queue pairs of a process are counted together.
-    qp: Option<String>,
+    #[serde(rename = "qp")]
+    qp_name: Option<String>,
     qpn: Option<u32>,
     verb: String,
     requests: u64,
@@ -123,7 +124,7 @@ impl Statistics {
     pub(super) fn rows(&self) -> Vec<Row> {
         let rows = self.rows.iter().map(|((pid, qp, verb), counted)| Row {
             pid: *pid,
-            qp: qp.as_ref().map(|(_, name)| name.clone()),
+            qp_name: qp.as_ref().map(|(_, name)| name.clone()),
             qpn: qp.as_ref().map(|(number, _)| *number),
             verb: verb.clone(),
             requests: counted.requests,
@@ -166,10 +167,13 @@ impl Statistics {
                 let times = row.time_ns.as_ref();
                 times.map_or_else(|| "–".to_owned(), |times| format_integer_ns(ns(times)))
             };
-            let qp = row.qp.as_ref().zip(row.qpn);
+            let qp = row.qp_name.as_ref().zip(row.qpn);
             rows.add_row([
                 row.pid.to_string(),
-                qp.map_or_else(|| "all".to_owned(), |(qp, qpn)| format!("{qp} {qpn:#x}")),
+                qp.map_or_else(
+                    || "all".to_owned(),
+                    |(name, qpn)| format!("{name} {qpn:#x}"),
+                ),
                 row.verb.clone(),
                 row.requests.to_string(),
                 row.bytes.to_string(),

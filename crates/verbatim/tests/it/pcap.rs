@@ -21,9 +21,9 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        static NEXT: AtomicU8 = AtomicU8::new(1);
+        static NEXT_HOST: AtomicU8 = AtomicU8::new(1);
         let [.., high, low] = std::process::id().to_be_bytes();
-        let host = NEXT.fetch_add(1, Ordering::Relaxed);
+        let host = NEXT_HOST.fetch_add(1, Ordering::Relaxed);
         Self {
             folder: tempfile::tempdir_in("/dev/shm").expect("a folder"),
             address: format!("127.{}.{low}.{host}", 20 + high % 200),

@@ -67,9 +67,9 @@ impl Program {
 
     /// Runs the program with the packet path, at an address that no other test uses.
     pub(crate) fn by_packets(&self, plan: &str, args: &[&str]) -> Ran {
-        static NEXT: AtomicU8 = AtomicU8::new(1);
+        static NEXT_HOST: AtomicU8 = AtomicU8::new(1);
         let [.., high, low] = std::process::id().to_be_bytes();
-        let host = NEXT.fetch_add(1, Ordering::Relaxed);
+        let host = NEXT_HOST.fetch_add(1, Ordering::Relaxed);
         let mut start = common::verbatim(&["run", "--no-view", "--link-layer", "roce"]);
         start.env("VERBATIM_PATH", "packets").env(
             "VERBATIM_ADDRESS",

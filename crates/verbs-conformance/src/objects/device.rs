@@ -19,7 +19,10 @@ use crate::notes::{record_awaited_event, wait_limit};
 /// Returns the errno of `ibv_get_device_list`.
 pub fn device_names(symbols: &'static Symbols) -> Result<Vec<String>, i32> {
     let list = DeviceList::new(symbols)?;
-    Ok(list.devices().map(|device| list.name(device)).collect())
+    Ok(list
+        .devices()
+        .map(|device| list.get_device_name(device))
+        .collect())
 }
 
 /// The result of `ibv_get_device_list`.
@@ -71,7 +74,7 @@ impl DeviceList {
 
     /// Returns the name of a device of the list.
     #[must_use]
-    pub fn name(&self, device: *mut ibv_device) -> String {
+    pub fn get_device_name(&self, device: *mut ibv_device) -> String {
         assert!(self.devices().any(|d| d == device));
         // SAFETY: the device is in this list (just asserted); the name is a C string inside the device.
         let name = unsafe { CStr::from_ptr((self.symbols.ibv_get_device_name)(device)) };
@@ -80,7 +83,7 @@ impl DeviceList {
 
     /// Returns the GUID of a device of the list, in memory order.
     #[must_use]
-    pub fn guid(&self, device: *mut ibv_device) -> u64 {
+    pub fn get_device_guid(&self, device: *mut ibv_device) -> u64 {
         assert!(self.devices().any(|d| d == device));
         // SAFETY: the device is in this list (just asserted).
         unsafe { (self.symbols.ibv_get_device_guid)(device) }
@@ -139,8 +142,8 @@ impl Context {
         let wanted = env.settings.device.as_deref();
         let device = list
             .devices()
-            .find(|d| wanted.is_none_or(|name| list.name(*d) == name));
-        let names: Vec<String> = list.devices().map(|d| list.name(d)).collect();
+            .find(|d| wanted.is_none_or(|name| list.get_device_name(*d) == name));
+        let names: Vec<String> = list.devices().map(|d| list.get_device_name(d)).collect();
         let Some(device) = device else {
             panic!(
                 "there is no device {}: there are {names:?}",
@@ -372,22 +375,22 @@ impl AsyncEvent {
 
     /// Returns true if the event concerns `qp`.
     #[must_use]
-    pub fn is_of_qp(&self, qp: &Qp) -> bool {
+    pub fn concerns_qp(&self, qp: &Qp) -> bool {
         // SAFETY: all members are pointers or an int, and the union was filled by the library.
         unsafe { self.raw.element.qp == qp.raw() }
     }
 
     /// Returns true if the event concerns `cq`.
     #[must_use]
-    pub fn is_of_cq(&self, cq: &Cq) -> bool {
-        // SAFETY: as in `is_of_qp`.
+    pub fn concerns_cq(&self, cq: &Cq) -> bool {
+        // SAFETY: as in `concerns_qp`.
         unsafe { self.raw.element.cq == cq.raw() }
     }
 
     /// Returns true if the event concerns `srq`.
     #[must_use]
-    pub fn is_of_srq(&self, srq: &Srq) -> bool {
-        // SAFETY: as in `is_of_qp`.
+    pub fn concerns_srq(&self, srq: &Srq) -> bool {
+        // SAFETY: as in `concerns_qp`.
         unsafe { self.raw.element.srq == srq.raw() }
     }
 

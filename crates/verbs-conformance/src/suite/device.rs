@@ -37,11 +37,11 @@ fn list_works_without_a_count(env: &TestEnv) {
 
 fn names_and_guids_are_there(env: &TestEnv) {
     let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
-    let mut names: Vec<String> = list.devices().map(|d| list.name(d)).collect();
+    let mut names: Vec<String> = list.devices().map(|d| list.get_device_name(d)).collect();
     assert!(names.iter().all(|name| !name.is_empty() && !name.contains(['/', ' '])), "{names:?}");
     names.dedup();
     assert_eq!(names.len(), list.devices().count(), "two devices of one name");
-    assert!(list.devices().all(|d| list.guid(d) != 0), "a device without GUID");
+    assert!(list.devices().all(|d| list.get_device_guid(d) != 0), "a device without GUID");
 }
 
 fn opens_twice_and_closes(env: &TestEnv) {
@@ -69,8 +69,8 @@ fn query_device_is_sane(env: &TestEnv) {
     let attr = ctx.device_attr();
     let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
     let wanted = env.settings.device.as_deref();
-    let device = list.devices().find(|d| wanted.is_none_or(|name| list.name(*d) == name)).unwrap();
-    assert_eq!(attr.node_guid, list.guid(device));
+    let device = list.devices().find(|d| wanted.is_none_or(|name| list.get_device_name(*d) == name)).unwrap();
+    assert_eq!(attr.node_guid, list.get_device_guid(device));
     assert!(attr.fw_ver.contains(&0), "fw_ver without end");
     assert!(attr.phys_port_cnt >= env.settings.port);
     for (name, value) in [

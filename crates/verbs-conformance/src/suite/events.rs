@@ -64,7 +64,7 @@ fn an_access_error_is_an_event_of_the_responder(env: &TestEnv) {
     pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_QP_ACCESS_ERR);
-    assert!(event.is_of_qp(&pair.b.qp));
+    assert!(event.concerns_qp(&pair.b.qp));
     event.ack();
     assert!(pair.b.ctx.get_async_event_within(QUIET_PERIOD).is_none(), "one event is enough");
 }
@@ -78,7 +78,7 @@ fn an_invalid_request_is_an_event_of_the_responder(env: &TestEnv) {
     pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert!([IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR].contains(&event.kind()));
-    assert!(event.is_of_qp(&pair.b.qp));
+    assert!(event.concerns_qp(&pair.b.qp));
 }
 
 /// IBTA vol. 1, 11.6.3: the completion reports the failure, so no async event follows.
@@ -133,7 +133,7 @@ fn the_last_wqe_of_an_srq_is_an_event(env: &TestEnv) {
     pair.b.qp.to_state(IBV_QPS_ERR);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_QP_LAST_WQE_REACHED);
-    assert!(event.is_of_qp(&pair.b.qp));
+    assert!(event.concerns_qp(&pair.b.qp));
     drop(event);
     // The QP does not flush WRs of the SRQ.
     pair.b.rcq.expect_empty();
@@ -144,7 +144,7 @@ fn draining_is_an_event(env: &TestEnv) {
     move_b_to_sqd(&pair);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
-    assert!(event.is_of_qp(&pair.b.qp));
+    assert!(event.concerns_qp(&pair.b.qp));
 }
 
 /// The program need not poll for the event.
@@ -157,7 +157,7 @@ fn draining_ends_when_the_last_request_is_acknowledged(env: &TestEnv) {
     pair.b.await_recv_completion().expect_received(2, 0);
     let event = pair.a.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
-    assert!(event.is_of_qp(&pair.a.qp));
+    assert!(event.concerns_qp(&pair.a.qp));
     drop(event);
     pair.a.await_send_completion().expect_sent(1, Verb::Send);
 }

@@ -63,7 +63,7 @@ pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
 #[track_caller]
 pub(super) fn await_cq_error_event(ctx: &Context, cq: &Cq) {
     let event = await_event(ctx, IBV_EVENT_CQ_ERR);
-    assert!(event.is_of_cq(cq));
+    assert!(event.concerns_cq(cq));
 }
 
 /// Expects as many completions as the CQ holds, and no more.
@@ -204,7 +204,7 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
     let mut failed = Vec::new();
     for _ in 0..2 {
         let event = await_event(&a.ctx, IBV_EVENT_QP_FATAL);
-        failed.push([&a.qp, &c.qp].map(|qp| event.is_of_qp(qp)));
+        failed.push([&a.qp, &c.qp].map(|qp| event.concerns_qp(qp)));
     }
     failed.sort_unstable();
     assert_eq!(failed, [[false, true], [true, false]]);
@@ -215,7 +215,7 @@ fn queue_pairs_fail_with_their_queue(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
     pair.a.post_recv(9, []);
     overrun_send_cq_of_a(&pair);
-    assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.a.qp));
+    assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).concerns_qp(&pair.a.qp));
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
     // The QP's other CQ still works.
     pair.a.await_recv_completion().expect_flushed(9);
@@ -266,7 +266,7 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
     let (attr, mask) = pair.b.init_to_rtr_attr_and_mask(&of_a);
     pair.b.qp.modify(&attr, mask).expect("INIT to RTR");
     pair.a.post(send([]).id(7));
-    assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.b.qp));
+    assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).concerns_qp(&pair.b.qp));
     pair.a.await_send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     // A QP that is created later also fails.
     let sibling = pair.b.create_side_on_same_pd_and_cqs();

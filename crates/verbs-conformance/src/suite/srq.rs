@@ -150,7 +150,7 @@ fn the_limit_is_an_event_once(env: &TestEnv) {
     consume_receives(&pair, 1);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
-    assert!(event.is_of_srq(srq));
+    assert!(event.concerns_srq(srq));
     drop(event);
     consume_receives(&pair, 3);
     assert!(pair.b.ctx.get_async_event_within(QUIET_PERIOD).is_none(), "the event disarms the limit");

@@ -18,7 +18,7 @@ const FRAME_BUFFER_BYTES: usize = 2048;
 /// Number of bytes of a frame's header: destination, source and type.
 const ETHERNET_HEADER_BYTES: usize = 14;
 /// EtherType of local experimental protocols (IEEE 802).
-const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+const EXPERIMENTAL_ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 
 /// An Ethernet address.
 pub(super) type Mac = [u8; 6];
@@ -98,7 +98,7 @@ impl FrameExchange {
         let payload = 64 + usize::try_from(rng.below(1000)).expect("small");
         let mut frame = peer.to_vec();
         frame.extend(self.own_mac);
-        frame.extend(ETHERTYPE);
+        frame.extend(EXPERIMENTAL_ETHERTYPE);
         frame.extend(numbered_message(number, payload));
         let at = usize::try_from(slot).expect("small") * FRAME_BUFFER_BYTES;
         self.outgoing.memory.write(at, &frame);

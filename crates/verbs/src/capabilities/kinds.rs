@@ -105,9 +105,11 @@ pub struct MaxInlineBytes {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     /// The name of the provider.
-    pub provider: &'static str,
+    #[serde(rename = "provider")]
+    pub provider_name: &'static str,
     /// The name of the device.
-    pub device: String,
+    #[serde(rename = "device")]
+    pub device_name: String,
     /// The kernel's driver (`mlx5_core`, `rdma_rxe`), if sysfs names it; `None` for the software
     /// NIC.
     pub driver: Option<String>,

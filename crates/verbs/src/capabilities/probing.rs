@@ -67,8 +67,8 @@ fn probe_device(context: &Context) -> Result<Capabilities, VerbError> {
         events_refusal: refusal_reason(probe_completion_events(context))?,
     };
     Ok(Capabilities {
-        provider: context.provider().name(),
-        device: context.device_name().to_owned(),
+        provider_name: context.provider().name(),
+        device_name: context.device_name().to_owned(),
         lacks: [
             answers.missing_capabilities(),
             known_gaps::missing_by_driver(driver.as_deref()),
@@ -245,7 +245,10 @@ mod tests {
         let found = context.capabilities().expect("found out");
         assert_eq!(found.lacks, []);
         assert!(Capability::ALL.iter().all(|&c| found.has(c)));
-        assert_eq!((found.provider, found.driver.as_deref()), ("softnic", None));
+        assert_eq!(
+            (found.provider_name, found.driver.as_deref()),
+            ("softnic", None)
+        );
         let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
         assert!(rc > 0 && rc == uc && uc == ud);
         // The reported size is exact to the byte.

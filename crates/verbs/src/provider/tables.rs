@@ -23,7 +23,7 @@ pub(super) fn softnic() -> &'static Symbols {
 /// Returns the entry points of the machine's libibverbs.
 #[cfg(feature = "system")]
 pub(super) fn system() -> Result<&'static Symbols, libibverbs::LoadError> {
-    let own = libibverbs::symbols()?;
+    let own = libibverbs::loaded_symbols()?;
     #[cfg(feature = "tap")]
     if tap::is_counting_or_tracing() {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();

@@ -77,7 +77,7 @@ pub struct Responder {
     /// Message sequence number: executed messages, modulo 2^24.
     msn: u32,
     partial_message: Option<PartialMessage>,
-    replies: ReplyQueue,
+    queued_replies: ReplyQueue,
     resources: RepliesForDuplicates,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
@@ -108,7 +108,7 @@ impl Responder {
             refused_invalid_request: None,
             msn: 0,
             partial_message: None,
-            replies: ReplyQueue::default(),
+            queued_replies: ReplyQueue::default(),
             resources: RepliesForDuplicates::new(config.max_dest_rd_atomic),
             notification: NotificationPoint::default(),
             congestion: config.congestion.map(ReactionPoint::new),
@@ -173,7 +173,7 @@ impl Responder {
         let is_request =
             packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();
         let is_full =
-            self.replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.max_kept_replies();
+            self.queued_replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.max_kept_replies();
         if self.failure.is_some() || is_full || !is_request {
             return;
         }
@@ -185,9 +185,9 @@ impl Responder {
     /// Asks for a missing packet once all packets that arrived before `heard_ns` have been given to
     /// [`receive`](Self::receive).
     ///
-    /// A NAK is not sent earlier, for three reasons. If the host's buffer has overflowed, it is still full, and the
-    /// first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A
-    /// packet that was only overtaken needs no NAK.
+    /// A NAK is not sent earlier, for three reasons. If the responder's socket buffer has overflowed, the buffer is
+    /// still full. The first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the
+    /// same packet. A packet that was only overtaken needs no NAK.
     pub fn queue_gap_nak_if_due(&mut self, heard_ns: u64) {
         if self.failure.is_none()
             && self
@@ -411,7 +411,7 @@ impl Responder {
         } else if !packet.bth.ack_request {
             return;
         }
-        self.replies.push(reply);
+        self.queued_replies.push(reply);
         self.replied_up_to = self.expected_sequence;
     }
 
@@ -447,7 +447,7 @@ impl Responder {
                 if self.record_gap(packet) {
                     self.counts.send_rnr_err += 1;
                     let nak = ReplyKind::RnrNak(self.min_rnr_timer);
-                    self.replies
+                    self.queued_replies
                         .push(self.make_reply(self.expected_sequence, nak));
                 }
             }
@@ -477,12 +477,12 @@ impl Responder {
     /// Soft-RoCE ignores the second one and waits for its timeout.
     fn queue_sequence_nak(&mut self) {
         if self.replied_up_to < self.expected_sequence {
-            self.replies
+            self.queued_replies
                 .push(self.make_reply(self.expected_sequence - 1, ReplyKind::Ack));
             self.replied_up_to = self.expected_sequence;
         }
         let nak = self.make_reply(self.expected_sequence, ReplyKind::Nak(NAK_PSN_SEQUENCE));
-        self.replies.push(nak);
+        self.queued_replies.push(nak);
         self.pending_nak_since_ns = None;
     }
 
@@ -497,7 +497,7 @@ impl Responder {
             Refusal::RemoteOperational | Refusal::NotReady => NAK_REMOTE_OPERATIONAL,
         };
         self.failure = Some(refusal);
-        self.replies
+        self.queued_replies
             .push(self.make_reply(sequence, ReplyKind::Nak(code)));
     }
 
@@ -511,7 +511,8 @@ impl Responder {
             // Acknowledges as many packets as possible, but none beyond a READ or atomic, whose response may be lost.
             let limit = self.resources.first_kept_sequence_after(sequence);
             let last = limit.unwrap_or(self.expected_sequence) - 1;
-            self.replies.push(self.make_reply(last, ReplyKind::Ack));
+            self.queued_replies
+                .push(self.make_reply(last, ReplyKind::Ack));
             self.replied_up_to = self.replied_up_to.max(last + 1);
             return;
         }
@@ -532,7 +533,7 @@ impl Responder {
         } else if !matches_operation(reply.kind, packet.bth.operation) {
             return;
         }
-        self.replies.push_reply_to_duplicate(reply);
+        self.queued_replies.push_reply_to_duplicate(reply);
     }
 
     /// Returns true if a READ asks for the rest of an earlier READ, from `sequence` on.
@@ -562,7 +563,7 @@ impl Responder {
     #[must_use]
     pub fn next_timer_ns(&self) -> Option<u64> {
         let is_held = matches!(
-            self.replies.front()?.kind,
+            self.queued_replies.front()?.kind,
             ReplyKind::RemainingReadResponses(_)
         );
         let congestion = self.congestion.as_ref().filter(|_| is_held)?;
@@ -581,12 +582,12 @@ impl Responder {
             self.append_cnp(out);
             return true;
         }
-        let Some(reply) = self.replies.front() else {
+        let Some(reply) = self.queued_replies.front() else {
             return false;
         };
         let ReplyKind::RemainingReadResponses(read) = reply.kind else {
             self.append_reply(&reply, out);
-            self.replies.advance_after_send();
+            self.queued_replies.advance_after_send();
             return true;
         };
         let blocked =
@@ -596,11 +597,11 @@ impl Responder {
         }
         let start = out.len();
         if let Err(refusal) = self.append_read_response(&reply, &read, target, out) {
-            self.replies.clear();
+            self.queued_replies.clear();
             self.queue_refusal_nak(reply.acked_or_next_response_sequence, refusal);
             return self.transmit(now_ns, target, out);
         }
-        self.replies.advance_after_send();
+        self.queued_replies.advance_after_send();
         if let Some(congestion) = &mut self.congestion {
             congestion.on_sent(out.len() - start, now_ns);
         }
@@ -617,18 +618,20 @@ impl Responder {
     /// [`queue_gap_nak_if_due`](Self::queue_gap_nak_if_due).
     #[must_use]
     pub fn has_pending_output(&self) -> bool {
-        self.notification.is_cnp_due() || self.replies.len() > 0 || self.has_pending_gap_nak()
+        self.notification.is_cnp_due()
+            || self.queued_replies.len() > 0
+            || self.has_pending_gap_nak()
     }
 
     /// Appends the next reply if it is an acknowledgement; returns false otherwise. The function accesses no memory of
     /// the target and cannot fail.
     pub fn transmit_next_reply_if_ack(&mut self, out: &mut Vec<u8>) -> bool {
-        let front = self.replies.front();
+        let front = self.queued_replies.front();
         let Some(reply) = front.filter(|reply| reply.kind == ReplyKind::Ack) else {
             return false;
         };
         self.append_reply(&reply, out);
-        self.replies.advance_after_send();
+        self.queued_replies.advance_after_send();
         true
     }
 
