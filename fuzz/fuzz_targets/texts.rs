@@ -2,6 +2,6 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    shm::fuzz::parse_system_texts(bytes);
+    shm::fuzz::parse_proc_files_and_name_file(bytes);
     softnic::fuzz::texts(bytes);
 });

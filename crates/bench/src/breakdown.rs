@@ -138,7 +138,7 @@ fn measure_round(
                 stream.duration_ms = duration_ms;
                 one_core::measure(&bench.nic, &stream)
             }
-            _ => bare_phases::measure(limit.has_payload, limit.list, duration_ms),
+            _ => bare_phases::measure(limit.has_payload, limit.messages_per_list, duration_ms),
         }
     })?;
     let before = quick_one_way_bounce_ns(bench.cores)?;

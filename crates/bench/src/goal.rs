@@ -320,10 +320,10 @@ impl Row {
     /// Returns the bare-ring limit on these cores, if the row exchanges only messages.
     #[must_use]
     pub fn bare_ring_limit(self) -> Option<BareRingLimit> {
-        let bare = |exchange, list| BareRingLimit {
+        let bare = |exchange, messages_per_list| BareRingLimit {
             exchange,
             has_payload: true,
-            list,
+            messages_per_list,
         };
         match self {
             Row::RcLatency => Some(bare(BareMessageExchange::PingPong, 1)),
@@ -336,7 +336,7 @@ impl Row {
     #[must_use]
     pub fn limit_share_goal(self) -> Option<RowGoal> {
         let limit = self.bare_ring_limit()?;
-        let (at_least, aim_for) = match (limit.exchange, limit.list) {
+        let (at_least, aim_for) = match (limit.exchange, limit.messages_per_list) {
             (BareMessageExchange::PingPong, _) => (1.3, 1.1),
             (BareMessageExchange::Rpc, _) => (0.4, 0.4),
             (BareMessageExchange::Stream, 1) => (0.4, 0.6),
@@ -525,7 +525,7 @@ mod tests {
             );
         }
         let limit = Row::UdSend8Single.bare_ring_limit().unwrap();
-        assert!(limit.has_payload && limit.list == 1);
+        assert!(limit.has_payload && limit.messages_per_list == 1);
         assert_eq!(Row::UcSend0.label(), "UC SEND, header-only, lists of 16");
     }
 

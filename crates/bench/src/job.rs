@@ -13,7 +13,7 @@ use crate::peers::copy::CopyParameters;
 use crate::peers::datagrams::DatagramParameters;
 use crate::peers::lmdb::order::LmdbServeJob;
 use crate::pin::CorePair;
-use crate::probe::question::WriteProbe;
+use crate::probe::write_probe::WriteProbe;
 
 /// A job.
 #[derive(Debug, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ pub use crate::job::Job;
 use crate::link::WorkerLink;
 use crate::micro::lanes;
 use crate::nic::NicChoice;
-use crate::peers::{bare_pair, hostcopy, lmdb, udp};
+use crate::peers::{bare_ring_exchange, hostcopy, lmdb, udp};
 use crate::pin::allowed_cores;
 use crate::probe;
 use crate::rows::{connections, wire};
@@ -40,7 +40,7 @@ pub fn run_jobs(link: &mut WorkerLink, nic: Option<&NicChoice>) -> Result<()> {
             Job::Crowd(order) => crowd::run_worker_side(link, &order),
             Job::Depth(order) => depth::run_worker_side(link, &order),
             Job::HostCopy(request) => hostcopy::run_worker_side(link, request),
-            Job::Bare(bare) => bare_pair::run_worker_side(link, bare),
+            Job::Bare(bare) => bare_ring_exchange::run_worker_side(link, bare),
             Job::Datagrams(request) => udp::run_worker_side(link, request),
             Job::Lmdb(order) => lmdb::run_worker_side(link, order),
             Job::Drive(order) => wire::run_driver_side(link, &order),

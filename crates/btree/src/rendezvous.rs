@@ -1,6 +1,6 @@
 //! The messages by which clients find a server and connect to it.
 //!
-//! 1. The server speaks first: [`Welcome`] describes the server and what it offers.
+//! 1. The server speaks first: [`ServerOffer`] describes the server and what it offers.
 //! 2. The client answers with [`Hello`]: its session, and the endpoints of its two queue pairs for each worker.
 //! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or with
 //!    the reason for refusing.
@@ -22,12 +22,12 @@ impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "B-tree";
     const NAME: &'static str = "verbatim-btree";
     const VERSION: u32 = 2;
-    type Welcome = Welcome;
+    type ServerOffer = ServerOffer;
     type Hello = Hello;
     type Accepted = Accepted;
 }
 
-impl service::Welcome for Welcome {
+impl service::ServerOffer for ServerOffer {
     fn protocol(&self) -> &str {
         &self.protocol
     }
@@ -53,7 +53,7 @@ impl service::Hello for Hello {
 
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Welcome {
+pub struct ServerOffer {
     /// [`RendezvousProtocol`]'s [`Protocol::NAME`].
     pub protocol: String,
     /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].

@@ -151,7 +151,7 @@ struct CacheLineGroup {
     /// A walk touches a given line of the group once in so many walks.
     walks_per_touch: u64,
     /// Number of lines in this group; no other group has them.
-    lines: u64,
+    line_count: u64,
     /// Number of lines of the group that one walk touches.
     lines_per_walk: u64,
     /// True if the lines are prefetched.
@@ -241,7 +241,7 @@ impl WalkCost {
 fn lines_without_prefetch(nodes: u64, node: NodeLines) -> Vec<CacheLineGroup> {
     let group = |choices: u64, lines: u64, lines_per_walk: u64| CacheLineGroup {
         walks_per_touch: nodes * choices,
-        lines: nodes * lines,
+        line_count: nodes * lines,
         lines_per_walk,
         is_prefetched: false,
         working_set_bytes: 0,
@@ -267,14 +267,14 @@ fn lines_with_prefetch(nodes: u64, node: NodeLines, is_leaf: bool) -> [CacheLine
     [
         CacheLineGroup {
             walks_per_touch: nodes,
-            lines: nodes * fetched,
+            line_count: nodes * fetched,
             lines_per_walk: fetched,
             is_prefetched: true,
             working_set_bytes: 0,
         },
         CacheLineGroup {
             walks_per_touch: nodes * node.values.div_ceil(node.of_one_value),
-            lines: nodes * node.values,
+            line_count: nodes * node.values,
             lines_per_walk: node.of_one_value,
             is_prefetched: is_leaf,
             working_set_bytes: 0,
@@ -287,7 +287,7 @@ fn set_working_sets(groups: &mut [CacheLineGroup]) {
     groups.sort_by_key(|group| group.walks_per_touch);
     let mut bytes = 0;
     for group in groups {
-        bytes += group.lines * CACHE_LINE_BYTES;
+        bytes += group.line_count * CACHE_LINE_BYTES;
         group.working_set_bytes = bytes;
     }
 }

@@ -28,7 +28,7 @@ pub struct Series {
     pub name: String,
     /// Points, in the order in which the line joins them.
     pub points: Vec<Point>,
-    /// Values published elsewhere for this series.
+    /// Points (x, y) that others have published for this series, such as those of a paper.
     pub published_points: Vec<(f64, f64)>,
     /// True if the values are computed at every x and not sampled: no markers, and ticks at round numbers.
     pub is_drawn_without_markers: bool,

@@ -15,13 +15,13 @@ pub fn messages(bytes: &[u8]) {
         return;
     };
     match kind % 3 {
-        0 => check_listen_handle(bytes),
-        1 => hello(bytes),
-        _ => entries(bytes),
+        0 => check_listen_handle_round_trip(bytes),
+        1 => check_hello_round_trip(bytes),
+        _ => check_sends_to_cts_entries(bytes),
     }
 }
 
-fn check_listen_handle(bytes: &[u8]) {
+fn check_listen_handle_round_trip(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<{ ListenHandle::BYTES }>() else {
         return;
     };
@@ -30,7 +30,7 @@ fn check_listen_handle(bytes: &[u8]) {
     }
 }
 
-fn hello(bytes: &[u8]) {
+fn check_hello_round_trip(bytes: &[u8]) {
     let Ok(hello) = serde_json::from_slice::<Hello>(bytes) else {
         return;
     };
@@ -41,7 +41,7 @@ fn hello(bytes: &[u8]) {
 }
 
 /// Sends as much as the entries permit, to each of the receives.
-fn entries(bytes: &[u8]) {
+fn check_sends_to_cts_entries(bytes: &[u8]) {
     let chunks = bytes
         .chunks_exact(CTS_ENTRY_BYTES)
         .take(MAX_RECEIVES_PER_GROUP + 1);

@@ -296,7 +296,11 @@ impl LoadConnections {
             for client in self.clients.iter_mut().take(connections) {
                 client.may_be_readable |= client.connection.poll();
                 if client.may_be_readable {
-                    client.read_answers(load, (&mut self.buffer, &mut expected), &mut measured)?;
+                    client.read_and_check_answers(
+                        load,
+                        (&mut self.buffer, &mut expected),
+                        &mut measured,
+                    )?;
                 }
                 client.send_commands(load, &mut next)?;
                 outstanding |= !client.outstanding.is_empty();
@@ -388,7 +392,7 @@ impl PipelinedConnection {
     }
 
     /// Reads and checks answers.
-    fn read_answers(
+    fn read_and_check_answers(
         &mut self,
         load: &LoadParameters,
         (buffer, expected): (&mut [u8], &mut Vec<u8>),

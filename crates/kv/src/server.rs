@@ -14,7 +14,7 @@ use service::{
 use verbs::{CompletionQueue, Context, PortAndGidIndex, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
-use crate::rendezvous::{Accepted, Hello, LaneAccepted, RendezvousProtocol, Welcome};
+use crate::rendezvous::{Accepted, Hello, LaneAccepted, RendezvousProtocol, ServerOffer};
 use crate::report::ServerStats;
 use crate::store::{self, NoMemory, RecordLayout, Refusal, Store};
 use crate::wire;
@@ -164,8 +164,8 @@ impl Service for KvService {
         &self.config
     }
 
-    fn welcome(&self) -> Welcome {
-        Welcome {
+    fn server_offer(&self) -> ServerOffer {
+        ServerOffer {
             protocol: RendezvousProtocol::NAME.to_owned(),
             version: RendezvousProtocol::VERSION,
             design: self.config.design,

@@ -35,7 +35,8 @@ const MAX_FORWARDED_PER_RECEIVE: usize = 64;
 #[derive(Debug)]
 pub struct Endpoint {
     sockets: Vec<BoundSocket>,
-    address_errors: Vec<LinkError>,
+    /// The errors of the configured addresses at which no socket could be opened.
+    socket_open_errors: Vec<LinkError>,
     port: u16,
     epoll: OwnedFd,
     shared: Option<SharedGroups>,
@@ -88,8 +89,8 @@ impl Endpoint {
     /// Opens the endpoint's sockets at all addresses where that is possible.
     ///
     /// # Errors
-    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::address_errors`] has the reasons of
-    /// the addresses that failed.
+    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::socket_open_errors`] has the
+    /// reasons of the addresses that failed.
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
         let failed = |e: Errno| LinkError::Epoll { source: e.into() };
         let shared = match &config.fabric {
@@ -98,7 +99,7 @@ impl Endpoint {
         };
         let mut endpoint = Endpoint {
             sockets: Vec::new(),
-            address_errors: Vec::new(),
+            socket_open_errors: Vec::new(),
             port: config.udp_port,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
             shared,
@@ -110,11 +111,11 @@ impl Endpoint {
             };
             match opened {
                 Ok(socket) => endpoint.sockets.push(socket),
-                Err(error) => endpoint.address_errors.push(error),
+                Err(error) => endpoint.socket_open_errors.push(error),
             }
         }
         if endpoint.sockets.is_empty() {
-            let first = endpoint.address_errors.drain(..).next();
+            let first = endpoint.socket_open_errors.drain(..).next();
             return Err(first.unwrap_or(LinkError::NoAddress));
         }
         endpoint.register_with_epoll().map_err(failed)?;
@@ -134,8 +135,8 @@ impl Endpoint {
 
     /// Returns the reasons why addresses of the configuration could not be opened.
     #[must_use]
-    pub fn address_errors(&self) -> &[LinkError] {
-        &self.address_errors
+    pub fn socket_open_errors(&self) -> &[LinkError] {
+        &self.socket_open_errors
     }
 
     /// Returns the addresses that were opened.

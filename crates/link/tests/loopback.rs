@@ -194,7 +194,7 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
     assert!(matches!(error, LinkError::NoSuchAddress { .. }), "{error}");
     assert!(matches!(endpoint(&[], 4808), Err(LinkError::NoAddress)));
     let both = endpoint(&["127.0.8.1", "127.0.8.2"], 4808).unwrap();
-    assert_eq!(both.address_errors().len(), 1);
+    assert_eq!(both.socket_open_errors().len(), 1);
     assert_eq!(both.opened_addresses().count(), 1);
     drop(taken);
 }

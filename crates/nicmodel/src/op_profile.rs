@@ -125,7 +125,8 @@ pub struct QueuePair {
     /// READs that continue the READ before them in the same postlist or run, without a gap in remote memory.
     pub adjacent_reads: u64,
     /// Atomics by the low [`ATOMIC_SLOT_BITS`] bits of their address.
-    pub atomic_slots: Vec<SlotCount>,
+    #[serde(rename = "atomic_slots")]
+    pub atomics_by_low_address_bits: Vec<SlotCount>,
     /// Postlists of the queue pair by length.
     #[serde(default)]
     pub postlist_lengths: Vec<PostlistsByLength>,
@@ -317,7 +318,7 @@ impl QueuePair {
             max_outstanding: 0,
             mean_outstanding: 0.0,
             adjacent_reads: 0,
-            atomic_slots: Vec::new(),
+            atomics_by_low_address_bits: Vec::new(),
             postlist_lengths: Vec::new(),
             recvs: PostedRecvs::default(),
             max_send_wr: 0,
@@ -383,7 +384,11 @@ impl QueuePair {
 
     /// Atomics whose address is known.
     pub fn atomics_of_known_address(&self) -> u64 {
-        saturating_sum(self.atomic_slots.iter().map(|slot| slot.count))
+        saturating_sum(
+            self.atomics_by_low_address_bits
+                .iter()
+                .map(|slot| slot.count),
+        )
     }
 }
 

@@ -52,7 +52,7 @@ prop_compose! {
             runs: lists.1,
             adjacent_reads: lists.2,
             mean_outstanding,
-            atomic_slots: slots.iter().map(|&(slot, count)| SlotCount { slot, count }).collect(),
+            atomics_by_low_address_bits: slots.iter().map(|&(slot, count)| SlotCount { slot, count }).collect(),
             ..QueuePair::new(qpn, transport)
         }
     }

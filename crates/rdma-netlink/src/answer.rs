@@ -68,12 +68,12 @@ impl RequestBeingAnswered<'_> {
             command::PORT_GET => self.port_answers(&source.devices()),
             command::SYS_GET => Ok(vec![self.subsystem_answer()]),
             command::RES_GET => self.resource_summaries(source),
-            command::RES_QP_GET => self.object_answers::<QueuePair>(source),
-            command::RES_CQ_GET => self.object_answers::<CompletionQueue>(source),
-            command::RES_MR_GET => self.object_answers::<MemoryRegion>(source),
-            command::RES_PD_GET => self.object_answers::<ProtectionDomain>(source),
-            command::RES_CTX_GET => self.object_answers::<OpenContext>(source),
-            command::RES_SRQ_GET => self.object_answers::<SharedReceiveQueue>(source),
+            command::RES_QP_GET => self.resource_answers::<QueuePair>(source),
+            command::RES_CQ_GET => self.resource_answers::<CompletionQueue>(source),
+            command::RES_MR_GET => self.resource_answers::<MemoryRegion>(source),
+            command::RES_PD_GET => self.resource_answers::<ProtectionDomain>(source),
+            command::RES_CTX_GET => self.resource_answers::<OpenContext>(source),
+            command::RES_SRQ_GET => self.resource_answers::<SharedReceiveQueue>(source),
             command::STAT_GET => self.port_counter_answers(&source.devices()),
             _ => Err(EOPNOTSUPP),
         }
@@ -149,8 +149,9 @@ impl RequestBeingAnswered<'_> {
         self.selected(&devices)?.into_iter().map(of).collect()
     }
 
-    /// The objects of one kind, of all processes: for a dump a table in each message, otherwise one object by its number.
-    fn object_answers<T: ResourceKind>(
+    /// Builds the answers to a request for resources of one kind. For a dump, each message has a table of objects.
+    /// Otherwise one message has the object of the requested number.
+    fn resource_answers<T: ResourceKind>(
         &self,
         source: &impl AnswerSource,
     ) -> Result<Vec<MessageBuilder>, i32> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use verbs_abi::{Gsi, Symbols};
 
 use crate::addr::{IdAddress, gid_of};
+use crate::cm_thread::CmThread;
 use crate::device::DevicePort;
 use crate::errno::{Errno, Result};
 use crate::gsi;
@@ -16,7 +17,6 @@ use crate::libc_calls;
 use crate::lock::lock;
 use crate::mad::{MadConnections, Settings};
 use crate::ports::PortFolder;
-use crate::service::ServiceThread;
 
 /// The functions that a verbs provider supplies to connection management.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ pub(crate) struct Cm {
     /// The ports of all devices; at least one.
     pub(crate) device_ports: Vec<DevicePort>,
     pub(crate) ports: &'static PortFolder,
-    pub(crate) service: &'static ServiceThread,
+    pub(crate) cm_thread: &'static CmThread,
     pub(crate) answer_timeout: Duration,
     gsi: Option<&'static Gsi>,
     mad_hub: OnceLock<Arc<MadConnections>>,
@@ -105,7 +105,7 @@ impl Cm {
         let new: &'static Self = Box::leak(Box::new(Self {
             device_ports: devices,
             ports: Box::leak(Box::new(PortFolder::open(&provider.fabric_dir)?)),
-            service: ServiceThread::start()?,
+            cm_thread: CmThread::start()?,
             answer_timeout: provider.answer_timeout,
             gsi: provider.gsi,
             mad_hub: OnceLock::new(),
@@ -156,7 +156,7 @@ impl Cm {
         if self.mad_hub.get().is_none() {
             let hub = MadConnections::start(&Settings {
                 gsi,
-                service: self.service,
+                cm_thread: self.cm_thread,
                 ports: self.ports,
                 ca_guid: self.default_device().node_guid,
                 answer_timeout: self.answer_timeout,

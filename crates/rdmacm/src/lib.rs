@@ -8,7 +8,7 @@
 //! - `errno`, `lock`, `addr`, `ib`, `process`, `libc_calls`: utilities, and addresses of IP and `AF_IB`.
 //! - `wire`: the messages between the two ends of a connection, named as in IBTA vol. 1, chapter 12.
 //! - `ports`: owners and listeners of port numbers; delivery of management datagrams to the right process.
-//! - `service`, `channel`: the sleeping thread that reads the peers' messages; queues of events.
+//! - `cm_thread`, `channel`: the sleeping thread that reads the peers' messages; queues of events.
 //! - `gsi`, `mad`: QP1, and connections by management datagrams to peers that packets reach.
 //! - `device`, `multicast`: the device, and its attributes for the addresses of ids and groups.
 //! - `cm`: the state that all ids of the process share.
@@ -34,6 +34,7 @@ mod channel;
 mod cm;
 #[allow(unsafe_code)]
 pub mod cm_event;
+mod cm_thread;
 #[allow(unsafe_code)]
 pub mod connect;
 mod connection_params;
@@ -56,7 +57,6 @@ mod multicast;
 mod ports;
 mod process;
 pub mod resolve;
-mod service;
 mod wire;
 
 pub use channel::Channel;

@@ -14,7 +14,7 @@ use crate::queue::{ConnectedQp, PeerArrival};
 use crate::stream::ByteStream;
 
 /// The time that [`Connection::wait_for_arrival`] polls before sleeping; waking takes about as long.
-const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(50);
+const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 
 /// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl Connection {
     /// The errors of `poll(2)`.
     pub fn wait_for_arrival(&mut self, timeout: Duration) -> io::Result<bool> {
         let begun = Instant::now();
-        while begun.elapsed() < timeout.min(SPIN_BEFORE_SLEEP) {
+        while begun.elapsed() < timeout.min(POLL_TIME_BEFORE_SLEEP) {
             if self.poll() {
                 return Ok(true);
             }

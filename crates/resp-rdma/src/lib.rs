@@ -26,13 +26,13 @@ mod connection;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod listener;
 mod queue;
+mod setup;
 mod stream;
 
 pub use command::{AnnouncedBuffer, COMMAND_BYTES, Command};
 pub use connection::Connection;
 pub use error::{ProtocolError, SetupError};
-pub use listener::{Connector, Listener};
 pub use queue::{Config, POSTED_RECEIVES, RECV_BUFFER_BYTES_RANGE};
+pub use setup::{Connector, Listener};
 pub use stream::{ByteStream, WriteTarget};

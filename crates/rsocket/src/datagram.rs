@@ -59,7 +59,7 @@ struct DatagramState {
     /// Number of datagrams in `arrived` that came over UDP.
     unread_udp_datagrams: usize,
     pending_error: Option<Errno>,
-    /// Buffer for a UDP datagram.
+    /// Memory into which `recv_from` copies one UDP datagram; not `SO_RCVBUF`.
     udp_receive_buffer: Box<[u8]>,
     blocking: BlockingMode,
     waiters: SocketWaiters,

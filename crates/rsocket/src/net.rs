@@ -54,9 +54,9 @@ impl Listener {
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         /// As many as Linux keeps by default (`somaxconn`).
         const BACKLOG: libc::c_int = 4096;
-        let socket = Socket::new(address).map_err(to_io)?;
-        socket.socket.bind(address.into()).map_err(to_io)?;
-        socket.socket.listen(BACKLOG).map_err(to_io)?;
+        let socket = Socket::new(address).map_err(to_io_error)?;
+        socket.socket.bind(address.into()).map_err(to_io_error)?;
+        socket.socket.listen(BACKLOG).map_err(to_io_error)?;
         Ok(Self(socket))
     }
 
@@ -66,7 +66,7 @@ impl Listener {
     /// Returns an error if the address is not an IP address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let own = self.0.socket.own_or_peer_address(false);
-        own.and_then(|own| own.ip()).map_err(to_io)
+        own.and_then(|own| own.ip()).map_err(to_io_error)
     }
 
     /// Sets whether [`accept`](Self::accept) fails with `WouldBlock` rather than wait.
@@ -81,8 +81,8 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Stream> {
         let (fd, _) = RSocket::Stream(Arc::clone(&self.0.socket))
             .accept()
-            .map_err(to_io)?;
-        Ok(Stream(Socket::of(fd).map_err(to_io)?))
+            .map_err(to_io_error)?;
+        Ok(Stream(Socket::of(fd).map_err(to_io_error)?))
     }
 }
 
@@ -95,8 +95,8 @@ impl Stream {
     /// # Errors
     /// Returns an error if no process listens at the address, or no device exists.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
-        let socket = Socket::new(address).map_err(to_io)?;
-        socket.socket.connect(address.into()).map_err(to_io)?;
+        let socket = Socket::new(address).map_err(to_io_error)?;
+        socket.socket.connect(address.into()).map_err(to_io_error)?;
         Ok(Self(socket))
     }
 
@@ -110,19 +110,19 @@ impl Stream {
     /// # Errors
     /// Returns an error if the connection has failed.
     pub fn shutdown_write(&self) -> io::Result<()> {
-        self.0.socket.shutdown(libc::SHUT_WR).map_err(to_io)
+        self.0.socket.shutdown(libc::SHUT_WR).map_err(to_io_error)
     }
 }
 
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.socket.recv(into, 0).map_err(to_io)
+        self.0.socket.recv(into, 0).map_err(to_io_error)
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.socket.send(bytes, 0).map_err(to_io)
+        self.0.socket.send(bytes, 0).map_err(to_io_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -168,9 +168,9 @@ pub fn poll(
 ) -> io::Result<usize> {
     let mut fds: Vec<libc::pollfd> = wanted.into_iter().map(|wanted| wanted.0).collect();
     let deadline = timeout.map_or(Deadline::NEVER, Deadline::after);
-    rpoll(&mut fds, deadline.timeout_ms()).map_err(to_io)
+    rpoll(&mut fds, deadline.timeout_ms()).map_err(to_io_error)
 }
 
-fn to_io(e: rdmacm::errno::Errno) -> io::Error {
+fn to_io_error(e: rdmacm::errno::Errno) -> io::Error {
     io::Error::from_raw_os_error(e.0)
 }

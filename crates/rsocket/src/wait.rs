@@ -17,7 +17,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Time that a thread polls for completions before it sleeps: less than a wake-up takes.
-const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(20);
+const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(20);
 /// Number of unsuccessful non-blocking calls after which the caller yields, since the peer may need its core.
 const CALLS_PER_YIELD: u32 = 64;
 
@@ -182,7 +182,7 @@ pub(crate) fn wait_until<S: WaitableState, T>(
     deadline: Deadline,
     mut ready: impl FnMut(&mut S) -> Option<T>,
 ) -> Result<T> {
-    let mut spin_until = None;
+    let mut poll_until = None;
     loop {
         let mut fds = {
             let mut inner = lock(socket);
@@ -191,7 +191,7 @@ pub(crate) fn wait_until<S: WaitableState, T>(
                 return Ok(found);
             }
             let now = Instant::now();
-            if *spin_until.get_or_insert(now + SPIN_BEFORE_SLEEP) > now {
+            if *poll_until.get_or_insert(now + POLL_TIME_BEFORE_SLEEP) > now {
                 drop(inner);
                 // The peer may need this core.
                 std::thread::yield_now();

@@ -9,7 +9,7 @@ use service::{
 use verbs::{Access, Context, PortAndGidIndex, ProtectionDomain, Rc, time};
 
 use crate::lanes::{AtomicsLane, LaneResults, RpcLane, SpecLane, SpreadLane};
-use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, Welcome};
+use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, ServerOffer};
 use crate::run::{ClientRun, SessionEnd};
 use crate::{ClientConfig, ClientReport, Connector, Design, FailureCounts, RunEnd};
 
@@ -288,7 +288,7 @@ impl Client {
         let window = self.config.window;
         let opened = self
             .target
-            .open_session(window, patience, |welcome| self.prepare_hello(welcome));
+            .open_session(window, patience, |offer| self.prepare_hello(offer));
         let (prepared, accepted, connection) = opened?;
         let session = Session {
             lane: self.connect_lane(prepared, &accepted)?,
@@ -298,12 +298,15 @@ impl Client {
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn prepare_hello(&self, welcome: &Welcome) -> Result<(PreparedQueuePairs, Hello), ClientError> {
-        let offered = welcome.designs.first().copied();
+    fn prepare_hello(
+        &self,
+        offer: &ServerOffer,
+    ) -> Result<(PreparedQueuePairs, Hello), ClientError> {
+        let offered = offer.designs.first().copied();
         let offered = offered
             .ok_or_else(|| ClientError::permanently_refused("it serves no design".to_owned()))?;
         let design = self.config.design.unwrap_or(offered);
-        if !welcome.designs.contains(&design) {
+        if !offer.designs.contains(&design) {
             let reason = format!("it serves design {offered}, not {design}");
             return Err(ClientError::permanently_refused(reason));
         }

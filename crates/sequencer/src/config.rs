@@ -98,7 +98,8 @@ pub struct ServerConfig {
     /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `queues` queue
     /// pairs. Answers may then overtake each other.
     #[serde(skip_serializing_if = "is_default")]
-    pub rotate: bool,
+    #[serde(rename = "rotate")]
+    pub rotates_answer_qps: bool,
     /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.
     #[serde(skip_serializing_if = "is_usual_depth")]
     pub send_depth: u32,
@@ -128,7 +129,7 @@ impl Default for ServerConfig {
             queues: None,
             scan: RegionScan::default(),
             split: 1,
-            rotate: false,
+            rotates_answer_qps: false,
             send_depth: DEFAULT_SEND_DEPTH,
             max_clients: 64,
             max_window: 1024,

@@ -58,7 +58,7 @@ pub enum NumberRefusal {
     /// The numbers are used up.
     NumbersUsedUp,
     /// The server is stopping.
-    Stopped,
+    ServerStopping,
     /// The limit has been reached, and will be raised.
     LimitReached,
 }
@@ -134,7 +134,7 @@ impl Counter {
             return NumberRefusal::NumbersUsedUp;
         }
         if self.stopped_waiting_for_limit.load(Ordering::Relaxed) {
-            return NumberRefusal::Stopped;
+            return NumberRefusal::ServerStopping;
         }
         self.wake_reserver();
         NumberRefusal::LimitReached

@@ -2,7 +2,7 @@
 //!
 //! Every message is one JSON object on one line, at most 64 KiB.
 //!
-//! 1. The server speaks first: [`Welcome`] describes the server and what it offers.
+//! 1. The server speaks first: [`ServerOffer`] describes the server and what it offers.
 //! 2. The client answers with [`Hello`]: its request, and the endpoints of its queue pairs.
 //! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or with
 //!    the reason for refusing.
@@ -30,12 +30,12 @@ impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "sequencer";
     const NAME: &'static str = "verbatim-sequencer";
     const VERSION: u32 = 1;
-    type Welcome = Welcome;
+    type ServerOffer = ServerOffer;
     type Hello = Hello;
     type Accepted = Accepted;
 }
 
-impl service::Welcome for Welcome {
+impl service::ServerOffer for ServerOffer {
     fn protocol(&self) -> &str {
         &self.protocol
     }
@@ -59,9 +59,9 @@ impl service::Hello for Hello {
     }
 }
 
-/// The server's first message.
+/// The server's first message: its protocol, version, designs and largest window.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Welcome {
+pub struct ServerOffer {
     /// [`RendezvousProtocol`]'s [`Protocol::NAME`].
     pub protocol: String,
     /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
@@ -134,9 +134,9 @@ mod tests {
 
     #[test]
     fn the_documented_lines_parse() {
-        let welcome = r#"{"protocol":"verbatim-sequencer","version":1,"designs":["spec-s0"],"max_window":4096}"#;
-        let w: Welcome = serde_json::from_str(welcome).expect("parses");
-        assert_eq!(serde_json::to_string(&w).expect("serializes"), welcome);
+        let offer = r#"{"protocol":"verbatim-sequencer","version":1,"designs":["spec-s0"],"max_window":4096}"#;
+        let w: ServerOffer = serde_json::from_str(offer).expect("parses");
+        assert_eq!(serde_json::to_string(&w).expect("serializes"), offer);
         let hello = r#"{"version":1,"design":"spec-s0","window":64,"ud":{"qpn":17,"psn":1,"lid":0,"gid":"::ffff:10.0.0.7","mtu":1024,"qkey":4711}}"#;
         let h: Hello = serde_json::from_str(hello).expect("parses");
         assert_eq!(serde_json::to_string(&h).expect("serializes"), hello);

@@ -14,7 +14,7 @@ use service::{
 use verbs::{Access, CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QueuePair, Rc};
 
 use crate::counter::Counter;
-use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, Welcome};
+use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, ServerOffer};
 use crate::state::StateFile;
 use crate::worker::{self, Command, RpcServer, WorkerShared};
 use crate::{Design, ServerConfig, ServerStats};
@@ -127,8 +127,8 @@ impl Service for Sequencer {
         &self.config
     }
 
-    fn welcome(&self) -> Welcome {
-        Welcome {
+    fn server_offer(&self) -> ServerOffer {
+        ServerOffer {
             protocol: RendezvousProtocol::NAME.to_owned(),
             version: RendezvousProtocol::VERSION,
             designs: vec![self.config.design],
@@ -289,13 +289,13 @@ fn create_datagram_worker(
     let answers = config.answers.unwrap_or(config.batch);
     let server = |_| {
         let server = datagram::Server::new(pd, config.batch, port)?;
-        if config.rotate {
+        if config.rotates_answer_qps {
             let server = server.with_answer_queues(pd, config.queues_per_worker(), port)?;
             return Ok(server.with_max_answers_per_doorbell(answers));
         }
         Ok(server.with_max_answers_per_doorbell(answers))
     };
-    let receiving = if config.rotate {
+    let receiving = if config.rotates_answer_qps {
         1
     } else {
         config.queues_per_worker()
@@ -390,7 +390,7 @@ impl Sequencer {
             limit: None,
             slots: None,
             workers: Vec::new(),
-            unordered: self.config.rotate,
+            unordered: self.config.rotates_answer_qps,
             layout: None,
         }
     }

@@ -335,7 +335,7 @@ impl NumberHandler<'_> {
                     (batch.next_number, batch.remaining_numbers) = (USED_UP_ANSWER, 1);
                     return true;
                 }
-                Err(NumberRefusal::Stopped) => return false,
+                Err(NumberRefusal::ServerStopping) => return false,
                 Err(NumberRefusal::LimitReached) => waiter.idle(),
             }
         }

@@ -64,7 +64,7 @@ const LAYOUT: RequestRegionLayout = RequestRegionLayout {
 enum Rendezvous {}
 
 #[derive(Serialize, Deserialize)]
-struct Welcome {
+struct ServerOffer {
     protocol: String,
     version: u32,
     max_window: usize,
@@ -88,12 +88,12 @@ impl Protocol for Rendezvous {
     const SERVICE: &'static str = "counter";
     const NAME: &'static str = "example-counter";
     const VERSION: u32 = 1;
-    type Welcome = Welcome;
+    type ServerOffer = ServerOffer;
     type Hello = Hello;
     type Accepted = Accepted;
 }
 
-impl service::Welcome for Welcome {
+impl service::ServerOffer for ServerOffer {
     fn protocol(&self) -> &str {
         &self.protocol
     }
@@ -184,8 +184,8 @@ impl Service for Counter {
         &self.config
     }
 
-    fn welcome(&self) -> Welcome {
-        Welcome {
+    fn server_offer(&self) -> ServerOffer {
+        ServerOffer {
             protocol: Rendezvous::NAME.to_owned(),
             version: Rendezvous::VERSION,
             max_window: LAYOUT.window as usize,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::connector::LocalConnector;
 use crate::design::UnsupportedDesign;
 use crate::nic::OpenError;
-use crate::protocol::{Protocol, check_welcome};
+use crate::protocol::{Protocol, check_server_offer};
 use crate::rendezvous::{Answer, ClientRefusal, Handshake, retry_until};
 
 /// Location of a server.
@@ -103,15 +103,15 @@ impl<P: Protocol> ServerLocation<P> {
         &self,
         window: usize,
         timeout: Duration,
-        prepare: impl FnOnce(&P::Welcome) -> Result<(Q, P::Hello), E>,
+        prepare: impl FnOnce(&P::ServerOffer) -> Result<(Q, P::Hello), E>,
     ) -> Result<(Q, P::Accepted, ClientSession), E> {
-        let prepare = |welcome: &P::Welcome| {
-            check_welcome::<P>(welcome, window).map_err(ConnectError::refused::<P>)?;
-            prepare(welcome)
+        let prepare = |offer: &P::ServerOffer| {
+            check_server_offer::<P>(offer, window).map_err(ConnectError::refused::<P>)?;
+            prepare(offer)
         };
         match self {
             Self::Local(connector) => {
-                let (prepared, hello) = prepare(&connector.0.welcome())?;
+                let (prepared, hello) = prepare(&connector.0.server_offer())?;
                 let accepted = connector.0.accept(&hello);
                 let (accepted, session) = accepted.map_err(ConnectError::refused::<P>)?;
                 Ok((
@@ -126,9 +126,9 @@ impl<P: Protocol> ServerLocation<P> {
                     server: server.clone(),
                     source,
                 };
-                let connected = Handshake::connect_and_receive_welcome(server, P::SERVICE, timeout);
-                let (handshake, welcome) = connected.map_err(unreachable)?;
-                let (prepared, hello) = prepare(&welcome)?;
+                let connected = Handshake::connect_and_receive_offer(server, P::SERVICE, timeout);
+                let (handshake, offer) = connected.map_err(unreachable)?;
+                let (prepared, hello) = prepare(&offer)?;
                 match handshake.send_hello(&hello).map_err(unreachable)? {
                     (Answer::Accepted(accepted), stream) => {
                         Ok((prepared, accepted, ClientSession(ServerLink::Tcp(stream))))

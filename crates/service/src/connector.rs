@@ -9,7 +9,7 @@ use crate::rendezvous::ClientRefusal;
 /// The accepting side of a server.
 pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
     /// Returns the server's first message to a client.
-    fn welcome(&self) -> P::Welcome;
+    fn server_offer(&self) -> P::ServerOffer;
 
     /// Connects a client. The second result is the client's session; dropping it frees the client's
     /// resources at the server.

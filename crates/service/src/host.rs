@@ -48,7 +48,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     fn config(&self) -> &Self::Config;
 
     /// Returns the server's first message to a client.
-    fn welcome(&self) -> WelcomeOf<Self>;
+    fn server_offer(&self) -> ServerOfferOf<Self>;
 
     /// Connects the server's side to a client, whose version and window have been checked.
     ///
@@ -85,7 +85,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
 }
 
 /// The first message of a service to a client.
-pub type WelcomeOf<S> = <<S as Service>::Protocol as Protocol>::Welcome;
+pub type ServerOfferOf<S> = <<S as Service>::Protocol as Protocol>::ServerOffer;
 /// The message of a client to a service.
 pub type HelloOf<S> = <<S as Service>::Protocol as Protocol>::Hello;
 /// The answer of a service to a client that it accepts.
@@ -158,9 +158,9 @@ impl FirstFailure {
     }
 }
 
-/// A service that is running.
+/// The state that a server shares with its workers: the service, its first failure and the counts of its clients.
 #[derive(Debug)]
-pub(crate) struct RunningService<S: Service> {
+pub(crate) struct SharedService<S: Service> {
     pub(crate) service: Arc<S>,
     pub(crate) failure: FirstFailure,
     clients: Arc<ClientCounters>,
@@ -189,7 +189,7 @@ pub(crate) struct CountedSession<T> {
     _counted: ConnectedClientGuard,
 }
 
-impl<S: Service> RunningService<S> {
+impl<S: Service> SharedService<S> {
     /// Creates a service on a device, and its workers, which do not run yet.
     pub(crate) fn new(
         context: &Context,
@@ -246,9 +246,9 @@ impl<S: Service> RunningService<S> {
     }
 }
 
-impl<S: Service> AcceptSide<S::Protocol> for RunningService<S> {
-    fn welcome(&self) -> WelcomeOf<S> {
-        self.service.welcome()
+impl<S: Service> AcceptSide<S::Protocol> for SharedService<S> {
+    fn server_offer(&self) -> ServerOfferOf<S> {
+        self.service.server_offer()
     }
 
     fn accept(

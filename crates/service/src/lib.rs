@@ -51,11 +51,11 @@ pub use config::ServerConfig;
 pub use connector::LocalConnector;
 pub use design::UnsupportedDesign;
 pub use host::{
-    AcceptedOf, ClientsConnected, FirstFailure, HelloOf, ServerError, Service, WelcomeOf,
+    AcceptedOf, ClientsConnected, FirstFailure, HelloOf, ServerError, ServerOfferOf, Service,
 };
 pub use local::{LocalServer, LocalWorker};
 pub use nic::{NicConfig, OpenError};
-pub use protocol::{Hello, Protocol, Welcome};
+pub use protocol::{Hello, Protocol, ServerOffer};
 pub use rendezvous::{Answer, ClientRefusal};
 pub use report::LatencySummary;
 pub use server::Server;

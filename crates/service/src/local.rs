@@ -6,19 +6,19 @@ use std::sync::Arc;
 use verbs::Context;
 
 use crate::connector::{AcceptSide, LocalConnector};
-use crate::host::{RunningService, ServerError, Service};
+use crate::host::{ServerError, Service, SharedService};
 
 /// A server whose workers the caller runs.
 #[derive(Debug)]
 pub struct LocalServer<S: Service> {
-    running_service: Arc<RunningService<S>>,
+    shared_service: Arc<SharedService<S>>,
     workers: Vec<LocalWorker<S>>,
 }
 
 /// A worker that does not run yet.
 #[derive(Debug)]
 pub struct LocalWorker<S: Service> {
-    running_service: Arc<RunningService<S>>,
+    shared_service: Arc<SharedService<S>>,
     index: usize,
     worker: S::Worker,
 }
@@ -33,16 +33,16 @@ impl<S: Service> LocalServer<S> {
         config: S::Config,
         runtime: S::Runtime,
     ) -> Result<Self, ServerError> {
-        RunningService::<S>::check_config_and_device(context, &config)?;
-        let (host, workers) = RunningService::new(context, config, runtime)?;
+        SharedService::<S>::check_config_and_device(context, &config)?;
+        let (host, workers) = SharedService::new(context, config, runtime)?;
         let of = |(index, worker)| LocalWorker {
-            running_service: Arc::clone(&host),
+            shared_service: Arc::clone(&host),
             index,
             worker,
         };
         Ok(Self {
             workers: workers.into_iter().enumerate().map(of).collect(),
-            running_service: host,
+            shared_service: host,
         })
     }
 
@@ -53,29 +53,29 @@ impl<S: Service> LocalServer<S> {
 
     /// Returns a connector for clients. The workers must run when the first client connects.
     pub fn connector(&self) -> LocalConnector<S::Protocol> {
-        let host: Arc<dyn AcceptSide<S::Protocol>> = self.running_service.clone();
+        let host: Arc<dyn AcceptSide<S::Protocol>> = self.shared_service.clone();
         LocalConnector(host)
     }
 
     /// Returns the service.
     pub fn service(&self) -> &Arc<S> {
-        &self.running_service.service
+        &self.shared_service.service
     }
 
     /// Returns the statistics so far. Counts of a busy worker may lag by a few thousand requests.
     pub fn stats(&self) -> S::Stats {
-        self.running_service.stats()
+        self.shared_service.stats()
     }
 
     /// Returns the failure that ended the service, if any.
     pub fn failure(&self) -> Option<String> {
-        self.running_service.failure.get()
+        self.shared_service.failure.get()
     }
 }
 
 impl<S: Service> LocalWorker<S> {
     /// Serves until the server is stopped.
     pub fn run(self) {
-        self.running_service.run_worker(self.index, self.worker);
+        self.shared_service.run_worker(self.index, self.worker);
     }
 }

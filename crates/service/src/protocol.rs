@@ -9,12 +9,12 @@ use crate::rendezvous::ClientRefusal;
 pub trait Protocol: 'static {
     /// Name of the service in messages to users, such as `sequencer`.
     const SERVICE: &'static str;
-    /// Value of [`Welcome::protocol`].
+    /// Value of [`ServerOffer::protocol`].
     const NAME: &'static str;
     /// Version of the exchange.
     const VERSION: u32;
     /// The server's first message: its identity and its offer.
-    type Welcome: Welcome + Serialize + DeserializeOwned;
+    type ServerOffer: ServerOffer + Serialize + DeserializeOwned;
     /// The client's message: its request, and its queue pairs.
     type Hello: Hello + Serialize + DeserializeOwned;
     /// The server's answer: its queue pairs and keys.
@@ -22,7 +22,7 @@ pub trait Protocol: 'static {
 }
 
 /// The part of a server's first message that all services share.
-pub trait Welcome {
+pub trait ServerOffer {
     /// Returns the server's [`Protocol::NAME`].
     fn protocol(&self) -> &str;
     /// Returns the server's [`Protocol::VERSION`].
@@ -40,11 +40,11 @@ pub trait Hello {
 }
 
 /// Refuses a server of another protocol, or a server that does not accept the window.
-pub(crate) fn check_welcome<P: Protocol>(
-    welcome: &P::Welcome,
+pub(crate) fn check_server_offer<P: Protocol>(
+    offer: &P::ServerOffer,
     window: usize,
 ) -> Result<(), ClientRefusal> {
-    let (protocol, version) = (welcome.protocol(), welcome.version());
+    let (protocol, version) = (offer.protocol(), offer.version());
     if protocol != P::NAME || version != P::VERSION {
         return Err(ClientRefusal::permanent(format!(
             "it speaks {protocol} {version}, this client {} {}",
@@ -52,10 +52,10 @@ pub(crate) fn check_welcome<P: Protocol>(
             P::VERSION
         )));
     }
-    if window > welcome.max_window() {
+    if window > offer.max_window() {
         return Err(ClientRefusal::permanent(format!(
             "its largest window is {}, not {window}",
-            welcome.max_window()
+            offer.max_window()
         )));
     }
     Ok(())

@@ -81,9 +81,9 @@ fn receive_line<T: DeserializeOwned>(
     timeout: Duration,
 ) -> io::Result<T> {
     let mut line = Vec::new();
-    let bytes = TimedStream {
+    let bytes = DeadlineReader {
         stream,
-        start_time: Instant::now(),
+        receive_started_at: Instant::now(),
         timeout,
     };
     // The two sides take turns, so the reader buffers nothing beyond the line.
@@ -105,16 +105,18 @@ fn receive_line<T: DeserializeOwned>(
 }
 
 /// A stream with a total time for reading, independent of how the bytes arrive.
-struct TimedStream<'s> {
+struct DeadlineReader<'s> {
     stream: &'s mut TcpStream,
-    start_time: Instant,
+    receive_started_at: Instant,
     timeout: Duration,
 }
 
-impl Read for TimedStream<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let late = || io::Error::new(ErrorKind::TimedOut, "no message came in time");
-        let left = self.timeout.saturating_sub(self.start_time.elapsed());
+        let left = self
+            .timeout
+            .saturating_sub(self.receive_started_at.elapsed());
         if left.is_zero() {
             return Err(late());
         }
@@ -140,20 +142,20 @@ impl Handshake {
     ///
     /// # Errors
     /// As connecting and reading. [`ErrorKind::InvalidInput`] if the address is invalid.
-    pub(crate) fn connect_and_receive_welcome<W: DeserializeOwned>(
+    pub(crate) fn connect_and_receive_offer<W: DeserializeOwned>(
         server: &str,
         whose: &'static str,
         timeout: Duration,
     ) -> io::Result<(Self, W)> {
         let mut stream = connect_tcp(server, timeout)?;
         configure(&stream)?;
-        let welcome = receive_line(&mut stream, whose, timeout)?;
+        let offer = receive_line(&mut stream, whose, timeout)?;
         let handshake = Self {
             stream,
             peer_role: whose,
             timeout,
         };
-        Ok((handshake, welcome))
+        Ok((handshake, offer))
     }
 
     /// Sends the client's message and receives the answer. The returned stream belongs to the
@@ -210,12 +212,12 @@ pub(crate) fn retry_until<T, E>(
 pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
     mut stream: TcpStream,
     whose: &str,
-    welcome: &impl Serialize,
+    offer: &impl Serialize,
     accept: impl FnOnce(&H) -> Result<(A, S), ClientRefusal>,
 ) {
     let mut receive_hello = || {
         configure(&stream)?;
-        send_line(&mut stream, welcome)?;
+        send_line(&mut stream, offer)?;
         receive_line(&mut stream, whose, HELLO_TIMEOUT)
     };
     let accepted = receive_hello()
@@ -278,9 +280,8 @@ mod tests {
             server
         });
         let timeout = Duration::from_secs(60);
-        let (handshake, _) =
-            Handshake::connect_and_receive_welcome::<u64>(&address, "test", timeout)
-                .expect("it connects");
+        let (handshake, _) = Handshake::connect_and_receive_offer::<u64>(&address, "test", timeout)
+            .expect("it connects");
         let (_, client) = handshake.send_hello::<u64>(&1).expect("an answer");
         let keepalive = |stream: &TcpStream| {
             let idle = tcp_keepidle(stream).expect("an option");

@@ -9,14 +9,14 @@ use verbs::Context;
 use crate::acceptor::Acceptor;
 use crate::config::ServerConfig;
 use crate::connector::AcceptSide;
-use crate::host::{RunningService, ServerError, Service};
+use crate::host::{ServerError, Service, SharedService};
 use crate::protocol::Protocol;
 use crate::rendezvous::serve_connection;
 
 /// A running server; dropping it stops the server.
 #[derive(Debug)]
 pub struct Server<S: Service> {
-    running_service: Arc<RunningService<S>>,
+    shared_service: Arc<SharedService<S>>,
     address: SocketAddr,
     acceptor: Option<Acceptor>,
     threads: Vec<JoinHandle<()>>,
@@ -52,17 +52,17 @@ impl<S: Service> Server<S> {
         config: S::Config,
         prepare: impl FnOnce(&S) -> Result<(), E>,
     ) -> Result<Self, E> {
-        RunningService::<S>::check_config_and_device(context, &config)?;
+        SharedService::<S>::check_config_and_device(context, &config)?;
         let listen = |source| ServerError::Listen {
             address: config.listen_address().to_owned(),
             source,
         };
         let listener = TcpListener::bind(config.listen_address()).map_err(listen)?;
         let address = listener.local_addr().map_err(ServerError::from)?;
-        let (host, workers) = RunningService::new(context, config, S::Runtime::default())?;
+        let (host, workers) = SharedService::new(context, config, S::Runtime::default())?;
         prepare(&host.service)?;
         let mut server = Self {
-            running_service: host,
+            shared_service: host,
             address,
             acceptor: None,
             threads: Vec::new(),
@@ -77,20 +77,20 @@ impl<S: Service> Server<S> {
         workers: Vec<S::Worker>,
     ) -> Result<(), ServerError> {
         for (i, worker) in workers.into_iter().enumerate() {
-            let host = Arc::clone(&self.running_service);
+            let host = Arc::clone(&self.shared_service);
             self.spawn(format!("worker {i}"), move || host.run_worker(i, worker))?;
         }
         if let Some((name, work)) = self
-            .running_service
+            .shared_service
             .service
-            .background_thread_name_and_body(&self.running_service.failure)
+            .background_thread_name_and_body(&self.shared_service.failure)
         {
             self.spawn(name, work)?;
         }
-        let host = Arc::clone(&self.running_service);
+        let host = Arc::clone(&self.shared_service);
         self.acceptor = Some(Acceptor::start(listener, move |stream| {
-            let welcome = host.welcome();
-            serve_connection(stream, S::Protocol::SERVICE, &welcome, |hello| {
+            let offer = host.server_offer();
+            serve_connection(stream, S::Protocol::SERVICE, &offer, |hello| {
                 host.accept_client(hello)
             });
         })?);
@@ -114,22 +114,22 @@ impl<S: Service> Server<S> {
 
     /// Returns the configuration of the server.
     pub fn config(&self) -> &S::Config {
-        self.running_service.service.config()
+        self.shared_service.service.config()
     }
 
     /// Returns the service.
     pub fn service(&self) -> &Arc<S> {
-        &self.running_service.service
+        &self.shared_service.service
     }
 
     /// Returns the statistics so far. Counts of a busy worker may lag by a few thousand requests.
     pub fn stats(&self) -> S::Stats {
-        self.running_service.stats()
+        self.shared_service.stats()
     }
 
     /// Returns the failure that ended the service, if any; the program should stop then.
     pub fn failure(&self) -> Option<String> {
-        self.running_service.failure.get()
+        self.shared_service.failure.get()
     }
 
     /// Stops the server and returns its statistics.
@@ -139,10 +139,10 @@ impl<S: Service> Server<S> {
     }
 
     fn shut_down(&mut self) {
-        self.running_service.service.stop_offering();
+        self.shared_service.service.stop_offering();
         // End the connections first, while the workers still process the removal of clients.
         self.acceptor = None;
-        self.running_service.service.stop();
+        self.shared_service.service.stop();
         for thread in self.threads.drain(..) {
             // A panicked thread needs no stop.
             let _ = thread.join();

@@ -8,7 +8,7 @@ use crate::mem;
 ///
 /// # Panics
 /// Panics if a parser panics.
-pub fn parse_system_texts(bytes: &[u8]) {
+pub fn parse_proc_files_and_name_file(bytes: &[u8]) {
     name::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -29,7 +29,7 @@ pub fn read_ring_records(bytes: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_of_texts_is_replayed() {
-        corpus::replay("texts", super::parse_system_texts);
+        corpus::replay("texts", super::parse_proc_files_and_name_file);
     }
 
     #[test]

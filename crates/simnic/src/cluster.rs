@@ -71,7 +71,7 @@ impl Cluster {
         let Some(count) = count.filter(|_| machines <= MAX_MACHINES / places) else {
             return Err(ClusterError::TooManyMachines(machines));
         };
-        let costs = NicParameters::of(profile)?;
+        let costs = NicParameters::from_profile(profile)?;
         let mut world = Simulation::new(
             NEXT_SIMULATION_ID.fetch_add(1, Ordering::Relaxed),
             profile,
@@ -79,7 +79,7 @@ impl Cluster {
             seed,
         );
         world.add_machines(profile, count);
-        let unknown_of_cores = PlaceCosts::of(profile, 1.0, 1).unknown_core_costs;
+        let unknown_of_cores = PlaceCosts::from_profile(profile, 1.0, 1).unknown_core_costs;
         if !threads::install_simulation(Box::new(world)) {
             return Err(ClusterError::ThreadHasCluster);
         }

@@ -69,7 +69,7 @@ pub(crate) struct PlaceCosts {
 }
 
 impl NicParameters {
-    pub(crate) fn of(profile: &Profile) -> Result<Self, MissingCosts> {
+    pub(crate) fn from_profile(profile: &Profile) -> Result<Self, MissingCosts> {
         let nic = &profile.processing;
         let needed = [
             ("processing.send_ns", &nic.send_ns),
@@ -111,7 +111,7 @@ impl PlaceCosts {
 
     /// Makes the costs of the side that is the host in `profile`, whose cores have `core_speed` times the speed of the
     /// host's, while so many of them are active.
-    pub(crate) fn of(profile: &Profile, core_speed: f64, active_cores: u32) -> Self {
+    pub(crate) fn from_profile(profile: &Profile, core_speed: f64, active_cores: u32) -> Self {
         let core_speed = core_speed / profile.slowdown(active_cores);
         let profile = &*profile.with_active_cores(active_cores);
         let (host, nic) = (&profile.host, &profile.processing);
@@ -327,7 +327,7 @@ impl CostTable {
         let send = Operation::header_only(Transport::Ud).with_signaled_fraction(1.0);
         let (mut doorbell, mut cqe) = <([PcieCost; MAX_PLACES], [PcieCost; MAX_PLACES])>::default();
         for (place, profile) in profiles.iter().enumerate() {
-            let link = PcieLink::of(profile);
+            let link = PcieLink::from_profile(profile);
             let one = Footprint::of_postlist(profile, &send, PostMethod::Doorbell, 1);
             let one = one.expect("every NIC sends datagrams");
             doorbell[place] =
@@ -393,7 +393,7 @@ impl CostTable {
         let list =
             Footprint::of_postlist(profile, &shape.operation, PostMethod::Doorbell, len.max(1));
         let time = list.map_or(PcieCost::default(), |list| {
-            PcieLink::of(profile)
+            PcieLink::from_profile(profile)
                 .transaction_cost(&list.requester, |p| p == TransactionPurpose::WqeFetch)
         });
         if fetches.len() <= index {
@@ -490,7 +490,7 @@ fn compute_operation_costs(
 fn pcie_transfer_costs(profile: &Profile, operation: &Operation) -> Option<PcieTransferCosts> {
     let one = Footprint::of_postlist(profile, operation, PostMethod::WqeByMmio, 1).ok()?;
     let rung = Footprint::of_postlist(profile, operation, PostMethod::Doorbell, 1).ok()?;
-    let link = PcieLink::of(profile);
+    let link = PcieLink::from_profile(profile);
     Some(PcieTransferCosts {
         wqe_by_mmio: link.transaction_cost(&one.requester, |p| p == TransactionPurpose::WqeByMmio),
         payload_fetch: link
@@ -526,7 +526,7 @@ struct PcieLink {
 }
 
 impl PcieLink {
-    fn of(profile: &Profile) -> Self {
+    fn from_profile(profile: &Profile) -> Self {
         Self {
             bytes_per_ns: pcie::bandwidth_mbps(profile) * 1e-3,
             overhead_bytes_per_tlp: profile.pcie.link_layer_bytes_per_tlp.value,

@@ -15,6 +15,6 @@ pub(crate) enum SimulationEvent {
     SendResponse { message: u32 },
     /// The response or acknowledgement arrives at the requester.
     ResponseArrived { message: u32 },
-    /// A reliable requester sends messages again.
-    RetryDue { qp: u32 },
+    /// A reliable requester retransmits messages.
+    RetransmissionDue { qp: u32 },
 }

@@ -93,10 +93,12 @@ impl Simulation {
         let there = profile.as_seen_from_dpu();
         let speed = profile.dpu.as_ref().map(|dpu| dpu.core_speed.value);
         let dpu = there.as_ref().zip(speed);
-        let hosts = PlaceCosts::of(profile, 1.0, 1);
+        let hosts = PlaceCosts::from_profile(profile, 1.0, 1);
         let sides = [
             Some((CorePlace::Host, hosts)),
-            dpu.map(|(profile, speed)| (CorePlace::Dpu, PlaceCosts::of(profile, speed, 1))),
+            dpu.map(|(profile, speed)| {
+                (CorePlace::Dpu, PlaceCosts::from_profile(profile, speed, 1))
+            }),
         ];
         for (place, costs) in sides.into_iter().flatten() {
             self.machines.extend((0..count).map(|nic| HostOrDpuState {
@@ -128,7 +130,7 @@ impl Simulation {
         if state.place == CorePlace::Host
             && profile.slowdown(before) != profile.slowdown(state.active_cores)
         {
-            state.costs = PlaceCosts::of(profile, 1.0, state.active_cores);
+            state.costs = PlaceCosts::from_profile(profile, 1.0, state.active_cores);
         }
     }
 
@@ -203,7 +205,7 @@ impl Simulation {
             SimulationEvent::MessageProcessed { nic } => self.handle_arrivals(nic),
             SimulationEvent::SendResponse { message } => self.send_response(message),
             SimulationEvent::ResponseArrived { message } => self.handle_response(message),
-            SimulationEvent::RetryDue { qp } => self.handle_due_retry(qp, at),
+            SimulationEvent::RetransmissionDue { qp } => self.handle_due_retransmission(qp, at),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use sockets::buffers::Buffers;
+use sockets::iovec_cursor::IovecCursor;
 use sockets::{calls, real};
 
 use crate::to_return_value;
@@ -54,40 +54,40 @@ macro_rules! export {
 export! {
     /// `read(2)`
     fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t =
-        calls::recv_if_managed(fd, Buffers::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
+        calls::recv_if_managed(fd, IovecCursor::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
     /// `read(2)`, with the size of the buffer
     fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, _size: size_t) -> ssize_t =
-        calls::recv_if_managed(fd, Buffers::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
+        calls::recv_if_managed(fd, IovecCursor::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
     /// `read(2)`
     fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t =
-        calls::recv_if_managed(fd, Buffers::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
+        calls::recv_if_managed(fd, IovecCursor::new(&single_iovec(to, len)), 0), else real::read(fd, to, len);
     /// `readv(2)`
     fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t =
-        calls::recv_if_managed(fd, Buffers::new(iovecs(iov, usize::try_from(count).unwrap_or(0))), 0), else real::readv(fd, iov, count);
+        calls::recv_if_managed(fd, IovecCursor::new(iovecs(iov, usize::try_from(count).unwrap_or(0))), 0), else real::readv(fd, iov, count);
     /// `recv(2)`
     fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::recv_if_managed(fd, Buffers::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
+        calls::recv_if_managed(fd, IovecCursor::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
     /// `recv(2)`
     fn __recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::recv_if_managed(fd, Buffers::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
+        calls::recv_if_managed(fd, IovecCursor::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
     /// `recv(2)`, with the size of the buffer
     fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, _size: size_t, flags: c_int) -> ssize_t =
-        calls::recv_if_managed(fd, Buffers::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
+        calls::recv_if_managed(fd, IovecCursor::new(&single_iovec(to, len)), flags), else real::recv(fd, to, len, flags);
     /// `write(2)`
     fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
-        calls::send_if_managed(fd, Buffers::new(&single_iovec(from, len)), 0), else real::write(fd, from, len);
+        calls::send_if_managed(fd, IovecCursor::new(&single_iovec(from, len)), 0), else real::write(fd, from, len);
     /// `write(2)`
     fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
-        calls::send_if_managed(fd, Buffers::new(&single_iovec(from, len)), 0), else real::write(fd, from, len);
+        calls::send_if_managed(fd, IovecCursor::new(&single_iovec(from, len)), 0), else real::write(fd, from, len);
     /// `writev(2)`
     fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t =
-        calls::send_if_managed(fd, Buffers::new(iovecs(iov, usize::try_from(count).unwrap_or(0))), 0), else real::writev(fd, iov, count);
+        calls::send_if_managed(fd, IovecCursor::new(iovecs(iov, usize::try_from(count).unwrap_or(0))), 0), else real::writev(fd, iov, count);
     /// `send(2)`
     fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::send_if_managed(fd, Buffers::new(&single_iovec(from, len)), flags), else real::send(fd, from, len, flags);
+        calls::send_if_managed(fd, IovecCursor::new(&single_iovec(from, len)), flags), else real::send(fd, from, len, flags);
     /// `send(2)`
     fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t =
-        calls::send_if_managed(fd, Buffers::new(&single_iovec(from, len)), flags), else real::send(fd, from, len, flags);
+        calls::send_if_managed(fd, IovecCursor::new(&single_iovec(from, len)), flags), else real::send(fd, from, len, flags);
     /// `recvfrom(2)`
     fn recvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t =
         received_from(fd, to, len, flags, addr_len), else real::recvfrom(fd, to, len, flags, addr, addr_len);
@@ -133,7 +133,8 @@ unsafe fn received_from(
     addr_len: *mut socklen_t,
 ) -> ResultUnlessLeftToKernel {
     // SAFETY: contract of this function.
-    let got = unsafe { calls::recv_if_managed(fd, Buffers::new(&single_iovec(to, len)), flags) }?;
+    let got =
+        unsafe { calls::recv_if_managed(fd, IovecCursor::new(&single_iovec(to, len)), flags) }?;
     if !addr_len.is_null() {
         // SAFETY: contract of this function. A stream has no address (`recv(2)`).
         unsafe { *addr_len = 0 };
@@ -155,7 +156,7 @@ unsafe fn sent_to(
         return None;
     }
     // SAFETY: contract of this function.
-    unsafe { calls::send_if_managed(fd, Buffers::new(&single_iovec(from, len)), flags) }
+    unsafe { calls::send_if_managed(fd, IovecCursor::new(&single_iovec(from, len)), flags) }
 }
 
 /// Adopts the sockets that came with a message.
@@ -210,7 +211,7 @@ unsafe fn receive_message(fd: c_int, msg: *mut msghdr, flags: c_int) -> ResultUn
         }
     }
     // SAFETY: contract of this function.
-    let to = unsafe { Buffers::new(iovecs(header.msg_iov, header.msg_iovlen)) };
+    let to = unsafe { IovecCursor::new(iovecs(header.msg_iov, header.msg_iovlen)) };
     let got = calls::recv_if_managed(fd, to, flags)?;
     if got.is_ok() {
         (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
@@ -232,7 +233,7 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> ResultUnl
         return None;
     }
     // SAFETY: contract of this function.
-    let from = unsafe { Buffers::new(iovecs(header.msg_iov, header.msg_iovlen)) };
+    let from = unsafe { IovecCursor::new(iovecs(header.msg_iov, header.msg_iovlen)) };
     calls::send_if_managed(fd, from, flags)
 }
 
@@ -285,7 +286,7 @@ unsafe fn send_file(
         let sent = unsafe {
             calls::send_if_managed(
                 out,
-                Buffers::new(&single_iovec(bytes.as_ptr().cast(), n)),
+                IovecCursor::new(&single_iovec(bytes.as_ptr().cast(), n)),
                 0,
             )
         };

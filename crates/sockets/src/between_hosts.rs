@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, iovec};
 
-use crate::buffers::Buffers;
 use crate::conn::{Conn, Tx};
 use crate::cursors::{peer_ring_room, repeated_bytes};
+use crate::iovec_cursor::IovecCursor;
 use crate::nic::{Hello, MAX_UNACKNOWLEDGED_BYTES, lock};
 use crate::page::{DirectionWords, stage, state};
 use crate::reason::NotRdmaReason;
@@ -49,7 +49,7 @@ impl Conn {
         fd: c_int,
         tx: &mut Tx,
         link: &PageAndSide,
-        from: Buffers<'_>,
+        from: IovecCursor<'_>,
     ) -> SendAttempt<'_> {
         let dir = link.outgoing();
         let _held = dir.lock_sending();
@@ -93,7 +93,7 @@ impl Conn {
         &self,
         fd: c_int,
         dir: &DirectionWords<'_>,
-        from: Buffers<'_>,
+        from: IovecCursor<'_>,
     ) -> SendAttempt<'_> {
         let record = Record::demoted(dir.rdma_bytes_sent.load(Ordering::Relaxed));
         let mut parts = vec![iovec {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, epoll_event, pollfd};
 
-use crate::buffers::Buffers;
 use crate::epoll::WatchedObject;
+use crate::iovec_cursor::IovecCursor;
 use crate::poll::Sets;
 use crate::reason::NotRdmaReason;
 use crate::table::Entry;
@@ -43,14 +43,18 @@ pub fn before_connect(fd: c_int) {
 /// Handles `recvmsg(2)` and the other receiving calls.
 #[inline]
 #[must_use]
-pub fn recv_if_managed(fd: c_int, to: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
+pub fn recv_if_managed(fd: c_int, to: IovecCursor<'_>, flags: c_int) -> Option<io::Result<usize>> {
     Some(table::conn(fd)?.recv(fd, to, flags))
 }
 
 /// Handles `sendmsg(2)` and the other sending calls.
 #[inline]
 #[must_use]
-pub fn send_if_managed(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
+pub fn send_if_managed(
+    fd: c_int,
+    from: IovecCursor<'_>,
+    flags: c_int,
+) -> Option<io::Result<usize>> {
     Some(table::conn(fd)?.send(fd, from, flags))
 }
 

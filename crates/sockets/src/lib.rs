@@ -4,8 +4,6 @@
 #[allow(unsafe_code)]
 mod address;
 mod between_hosts;
-#[allow(unsafe_code)]
-pub mod buffers;
 pub mod calls;
 mod conn;
 mod cursors;
@@ -13,6 +11,8 @@ mod cursors;
 mod epoll;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+#[allow(unsafe_code)]
+pub mod iovec_cursor;
 mod lookup;
 #[allow(unsafe_code)]
 mod nic;

@@ -12,7 +12,7 @@ use verbs::{
     ProtectionDomain, Provider, QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
 };
 
-use crate::buffers::Buffers;
+use crate::iovec_cursor::IovecCursor;
 use crate::page::{Page, state};
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
@@ -330,7 +330,7 @@ impl Sender {
     pub(crate) fn write(
         &mut self,
         nic: &Nic,
-        from: Buffers<'_>,
+        from: IovecCursor<'_>,
         len: usize,
         sent: u64,
     ) -> io::Result<()> {
@@ -360,7 +360,7 @@ impl Sender {
     pub(crate) fn write_to_other_host(
         &mut self,
         nic: &Nic,
-        from: Buffers<'_>,
+        from: IovecCursor<'_>,
         len: usize,
         sent: u64,
         mut has_ended: impl FnMut() -> bool,
@@ -437,7 +437,7 @@ impl Sender {
     fn write_staged(
         &mut self,
         stage: &MemoryRegion,
-        from: Buffers<'_>,
+        from: IovecCursor<'_>,
         len: usize,
         sent: u64,
     ) -> io::Result<()> {
@@ -458,7 +458,7 @@ impl Sender {
     fn post_staged(
         &mut self,
         stage: &MemoryRegion,
-        from: Buffers<'_>,
+        from: IovecCursor<'_>,
         len: usize,
         cursor: u64,
         signaled: bool,

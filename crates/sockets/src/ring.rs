@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use verbs::MemoryRegion;
 
-use crate::buffers::Buffers;
+use crate::iovec_cursor::IovecCursor;
 
 /// Bytes of a ring.
 pub(crate) const RING_BYTES: usize = 256 * 1024;
@@ -118,7 +118,7 @@ impl Ring {
     }
 
     /// Copies `len` bytes, at most a ring's, from cursor `from` on into a program's buffers, from `skip` on.
-    pub(crate) fn copy_out(&self, from: u64, to: Buffers<'_>, skip: usize, len: usize) {
+    pub(crate) fn copy_out(&self, from: u64, to: IovecCursor<'_>, skip: usize, len: usize) {
         let mut at = usize::try_from(from % RING_BYTES as u64).unwrap_or(0);
         for (mut to, mut n) in to.pieces(skip, len.min(RING_BYTES)) {
             while n > 0 {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, iovec};
 
-use crate::buffers::Buffers;
 use crate::conn::{Conn, Phase, TcpCall, Tx};
 use crate::cursors::peer_ring_room;
+use crate::iovec_cursor::IovecCursor;
 use crate::nic::lock;
 use crate::page::{stage, state};
 use crate::real;
@@ -39,7 +39,7 @@ impl Conn {
     ///
     /// # Errors
     /// The errors of `sendmsg(2)`.
-    pub(crate) fn send(&self, fd: c_int, from: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+    pub(crate) fn send(&self, fd: c_int, from: IovecCursor<'_>, flags: c_int) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
@@ -121,7 +121,7 @@ impl Conn {
     fn send_by_tcp(
         &self,
         fd: c_int,
-        from: Buffers<'_>,
+        from: IovecCursor<'_>,
         flags: c_int,
         _: &TcpCall<'_>,
     ) -> io::Result<usize> {
@@ -131,7 +131,7 @@ impl Conn {
         Ok(sent)
     }
 
-    fn try_send(&self, fd: c_int, from: Buffers<'_>, skip: usize) -> SendAttempt<'_> {
+    fn try_send(&self, fd: c_int, from: IovecCursor<'_>, skip: usize) -> SendAttempt<'_> {
         let mut tx = lock(&self.tx);
         let plain = || self.count_plain_send();
         if let Some(link) = tx.link.as_ref().filter(|link| link.remote.is_some()) {
@@ -350,6 +350,6 @@ pub(crate) fn send_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Re
     // SAFETY: any bytes are valid; NULL pointers without lengths.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
-    // SAFETY: the parts are a program's buffers to send from (`Buffers::new`).
+    // SAFETY: the parts are a program's buffers to send from (`IovecCursor::new`).
     result(unsafe { real::sendmsg(fd, &raw const msg, flags) })
 }

@@ -5,11 +5,11 @@ use std::sync::atomic::{Ordering, fence};
 
 use libc::{c_int, iovec, ssize_t};
 
-use crate::buffers::Buffers;
 use crate::conn::{Conn, Phase, Rx};
 use crate::cursors::{
     peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
 };
+use crate::iovec_cursor::IovecCursor;
 use crate::nic::lock;
 use crate::page::{DirectionWords, state};
 use crate::real;
@@ -56,7 +56,7 @@ impl Conn {
     ///
     /// # Errors
     /// The errors of `recvmsg(2)`.
-    pub(crate) fn recv(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+    pub(crate) fn recv(&self, fd: c_int, to: IovecCursor<'_>, flags: c_int) -> io::Result<usize> {
         let got = self.recv_or_end(fd, to, flags);
         if to.is_empty() {
             return got;
@@ -64,7 +64,7 @@ impl Conn {
         self.kept_error_instead_of_end(got)
     }
 
-    fn recv_or_end(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+    fn recv_or_end(&self, fd: c_int, to: IovecCursor<'_>, flags: c_int) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
@@ -128,7 +128,7 @@ impl Conn {
         Some(self.kept_error_instead_of_end(got))
     }
 
-    fn recv_by_tcp(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+    fn recv_by_tcp(&self, fd: c_int, to: IovecCursor<'_>, flags: c_int) -> io::Result<usize> {
         let got = recv_by_kernel(fd, &to.iovecs_of_range(0, to.len()), flags)?;
         self.count_tcp_read(got, flags);
         Ok(got)
@@ -142,7 +142,13 @@ impl Conn {
     }
 
     /// Receives once. `flags` are those among `MSG_PEEK` and `MSG_TRUNC`, which discards bytes (`tcp(7)`).
-    fn try_recv(&self, fd: c_int, to: Buffers<'_>, skip: usize, flags: c_int) -> ReceiveAttempt {
+    fn try_recv(
+        &self,
+        fd: c_int,
+        to: IovecCursor<'_>,
+        skip: usize,
+        flags: c_int,
+    ) -> ReceiveAttempt {
         let mut rx = lock(&self.rx);
         let Rx {
             link: Some(link),
@@ -203,7 +209,7 @@ impl Conn {
         &self,
         fd: c_int,
         link: &PageAndSide,
-        to: Buffers<'_>,
+        to: IovecCursor<'_>,
         flags: c_int,
     ) -> Option<ReceiveAttempt> {
         let parts = to.iovecs_of_range(0, to.len());
@@ -224,7 +230,7 @@ impl Conn {
         &self,
         fd: c_int,
         link: &PageAndSide,
-        to: Buffers<'_>,
+        to: IovecCursor<'_>,
         skip: usize,
         len: usize,
         flags: c_int,
@@ -250,7 +256,7 @@ impl Conn {
         fd: c_int,
         link: &PageAndSide,
         ring: &Ring,
-        to: Buffers<'_>,
+        to: IovecCursor<'_>,
         skip: usize,
         flags: c_int,
     ) -> Option<usize> {
@@ -559,6 +565,6 @@ fn recv_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize>
     // SAFETY: any bytes are valid; NULL pointers without lengths.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
-    // SAFETY: the parts are a program's buffers to receive into (`Buffers::new`).
+    // SAFETY: the parts are a program's buffers to receive into (`IovecCursor::new`).
     result(unsafe { real::recvmsg(fd, &raw mut msg, flags) })
 }

@@ -6,11 +6,11 @@
 mod arming;
 mod buffer;
 mod channel;
+mod extended_poll_state;
 mod gather;
 mod late;
 mod members;
 mod overrun;
-mod polling;
 mod rest;
 mod sink;
 
@@ -38,12 +38,13 @@ use shm::fabric::layout::*;
 
 pub(crate) use channel::CompletionChannel;
 use channel::CqHandle;
+pub(crate) use extended_poll_state::{CurrentCompletion, ExtendedPollState};
 use overrun::OverrunState;
-pub(crate) use polling::{CurrentCompletion, ExtendedPollState};
 pub(crate) use sink::{ReceivedSend, WcSink};
 
-/// Number of queue pairs that each poll checks from the front, and as many from the cursor.
-const FRONT_AND_CURSOR_QPS_PER_SCAN: usize = 16;
+/// A poll checks at most this many queue pairs from the front of the list, and as many again from the round-robin
+/// cursor.
+const QPS_PER_SCAN_PART: usize = 16;
 /// Number of empty polls in a row after which peers that owe us progress are woken for the first time.
 const EMPTY_POLLS_UNTIL_PEER_WAKEUP: u32 = 4096;
 
@@ -257,7 +258,7 @@ impl Cq {
         }
         let buffered = sink.len();
         if !sink.is_full() {
-            state.gather_completions(&mut sink, FRONT_AND_CURSOR_QPS_PER_SCAN);
+            state.gather_completions(&mut sink, QPS_PER_SCAN_PART);
             if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(sink.added_since(buffered));
             }
@@ -327,8 +328,7 @@ impl Cq {
         }
         let mut state = self.state.lock();
         // This pass is the program's, not the engine's: the engine would leave datagrams without a receive WR in place.
-        let (added, waiting) =
-            state.fill_with_due_completions(usize::MAX, FRONT_AND_CURSOR_QPS_PER_SCAN);
+        let (added, waiting) = state.fill_with_due_completions(usize::MAX, QPS_PER_SCAN_PART);
         if added > 0 {
             self.report_event_outside_engine(&mut state);
         }

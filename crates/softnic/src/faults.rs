@@ -28,7 +28,7 @@ struct ActiveFaultPlan {
 struct FaultPlanState {
     injector: Injector,
     counts_file: CountsFile,
-    /// Incidents that struck while a queue was locked, and are carried out when it is not.
+    /// Incidents that became due while a queue was locked; they are carried out once it is unlocked.
     deferred_incidents: Vec<TargetedIncident>,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn decide_verb_fault_and_incidents(
     (verdict.errno, verdict.incidents)
 }
 
-/// Returns the fault of a work request. Incidents beside it are [owed](take_deferred_incidents).
+/// Returns the fault of a work request. Incidents beside it are [deferred](take_incidents_deferred_by_queue_lock).
 pub(crate) fn decide_work_request_fault(
     facts: &WorkRequestFacts,
     wr_id: u64,
@@ -220,8 +220,8 @@ fn append_queue_pair(what: &mut String, queue_pair: QueuePairIds) {
     }
 }
 
-/// Takes the incidents that struck while a queue was locked, each once.
-pub(crate) fn take_deferred_incidents() -> Vec<TargetedIncident> {
+/// Takes the incidents of the fault plan that became due while a queue was locked, each once.
+pub(crate) fn take_incidents_deferred_by_queue_lock() -> Vec<TargetedIncident> {
     active_fault_plan().map_or_else(Vec::new, |faults| {
         std::mem::take(&mut lock(&faults.plan_state).deferred_incidents)
     })

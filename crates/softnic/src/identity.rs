@@ -25,7 +25,7 @@ pub const DEVICE_VAR: &str = "VERBATIM_DEVICE";
 pub struct Identity {
     pub(crate) name: String,
     pub(crate) vendor_id: u32,
-    pub(crate) part_id: u32,
+    pub(crate) vendor_part_id: u32,
     pub(crate) board_id: String,
     pub(crate) firmware: String,
 }
@@ -45,7 +45,7 @@ impl Default for Identity {
         Self {
             name: "softnic0".to_owned(),
             vendor_id: 0xff_ffff,
-            part_id: 0,
+            vendor_part_id: 0,
             board_id: String::new(),
             firmware: "1.0".to_owned(),
         }
@@ -59,13 +59,13 @@ impl Identity {
     ///
     /// # Errors
     /// The name or the vendor is not valid.
-    pub fn new(name: &str, vendor_id: u32, part_id: u32) -> Result<Self, BadIdentity> {
+    pub fn new(name: &str, vendor_id: u32, vendor_part_id: u32) -> Result<Self, BadIdentity> {
         let own = Self::default();
         let name = name.to_owned();
         Self {
             name,
             vendor_id,
-            part_id,
+            vendor_part_id,
             ..own
         }
         .checked()
@@ -163,11 +163,14 @@ impl fmt::Display for Identity {
         let Self {
             name,
             vendor_id,
-            part_id,
+            vendor_part_id,
             board_id,
             firmware,
         } = self;
-        write!(f, "{name}:{vendor_id}:{part_id}:{board_id}:{firmware}")
+        write!(
+            f,
+            "{name}:{vendor_id}:{vendor_part_id}:{board_id}:{firmware}"
+        )
     }
 }
 
@@ -176,14 +179,14 @@ impl FromStr for Identity {
 
     fn from_str(text: &str) -> Result<Self, BadIdentity> {
         let parts: Vec<&str> = text.split(':').collect();
-        let [name, vendor_id, part_id, board_id, firmware] = parts[..] else {
+        let [name, vendor_id, vendor_part_id, board_id, firmware] = parts[..] else {
             return Err(BadIdentity("it must be NAME:VENDOR:PART:BOARD:FIRMWARE"));
         };
         let number = |text: &str| {
             text.parse()
                 .map_err(|_| BadIdentity("VENDOR and PART are decimal numbers of 32 bits"))
         };
-        Self::new(name, number(vendor_id)?, number(part_id)?)?
+        Self::new(name, number(vendor_id)?, number(vendor_part_id)?)?
             .with_board(board_id)?
             .with_firmware(firmware)
     }
@@ -209,7 +212,7 @@ mod tests {
         let read: Identity = text.parse().expect("an identity");
         assert_eq!(read.to_string(), text);
         assert_eq!(
-            (read.name(), read.vendor_id(), read.part_id),
+            (read.name(), read.vendor_id(), read.vendor_part_id),
             ("mlx4_0", 713, 4099)
         );
         let own = Identity::default();

@@ -26,15 +26,16 @@ pub(crate) struct Pd {
     pub(crate) object_count: AtomicUsize,
     /// True if the program has given the handle back while objects made with it are left.
     unimported: AtomicBool,
-    origin: PdOrigin,
+    kind: PdKind,
 }
 
 live::object!(Pd, ibv_pd);
 
-/// The domain that a handle stands for.
-enum PdOrigin {
-    Itself(SharedObject),
-    Parent(ParentDomain),
+/// The kind of domain that a handle stands for.
+enum PdKind {
+    /// A protection domain of this process, or one that it imports.
+    ProtectionDomain(SharedObject),
+    ParentDomain(ParentDomain),
 }
 
 impl MaybeShared for Pd {
@@ -44,7 +45,7 @@ impl MaybeShared for Pd {
 }
 
 impl Pd {
-    fn new(context: &'static Context, (number, handle): (u32, u32), of: PdOrigin) -> Arc<Self> {
+    fn new(context: &'static Context, (number, handle): (u32, u32), kind: PdKind) -> Arc<Self> {
         let mut abi = ibv_pd::zeroed();
         abi.context = context.handle();
         abi.handle = handle;
@@ -55,14 +56,14 @@ impl Pd {
             home_handle: handle,
             object_count: AtomicUsize::new(0),
             unimported: AtomicBool::new(false),
-            origin: of,
+            kind,
         })
     }
 
     /// Makes the handle of a domain of this process, or of one that it imports.
     pub(crate) fn of_shared(context: &'static Context, shared: SharedObject) -> Arc<Self> {
         let names = (shared.pd_number(), shared.handle());
-        Self::new(context, names, PdOrigin::Itself(shared))
+        Self::new(context, names, PdKind::ProtectionDomain(shared))
     }
 
     /// Makes a parent domain, which uses `of` and `td` from now on.
@@ -79,7 +80,7 @@ impl Pd {
         Self::new(
             context,
             names,
-            PdOrigin::Parent(ParentDomain {
+            PdKind::ParentDomain(ParentDomain {
                 protection_domain: of,
                 td,
             }),
@@ -93,9 +94,9 @@ impl Pd {
 
     /// Returns the shared domain, unless this is a parent domain.
     pub(crate) fn own_shared_domain(&self) -> Option<&SharedObject> {
-        match &self.origin {
-            PdOrigin::Itself(shared) => Some(shared),
-            PdOrigin::Parent(_) => None,
+        match &self.kind {
+            PdKind::ProtectionDomain(shared) => Some(shared),
+            PdKind::ParentDomain(_) => None,
         }
     }
 
@@ -103,9 +104,9 @@ impl Pd {
     fn root_shared_domain(&self) -> &SharedObject {
         let mut pd = self;
         loop {
-            match &pd.origin {
-                PdOrigin::Itself(shared) => return shared,
-                PdOrigin::Parent(parent) => pd = &parent.protection_domain,
+            match &pd.kind {
+                PdKind::ProtectionDomain(shared) => return shared,
+                PdKind::ParentDomain(parent) => pd = &parent.protection_domain,
             }
         }
     }

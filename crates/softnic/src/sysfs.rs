@@ -145,7 +145,10 @@ fn device_files(
 
         if identity.vendor_id == MELLANOX_OUI {
             // As in `hca_type_show` of `linux:drivers/infiniband/hw/mlx5/main.c` and mlx4.
-            file(format!("{at}/hca_type"), &format!("MT{}", identity.part_id));
+            file(
+                format!("{at}/hca_type"),
+                &format!("MT{}", identity.vendor_part_id),
+            );
         }
         for port in device.ports() {
             port_files(&mut file, &at, port, interfaces);

@@ -48,7 +48,7 @@ impl PciIds {
             .is_some_and(|port| port.link_layer == LinkLayer::InfiniBand);
         Self {
             vendor,
-            device: (identity.part_id & 0xffff) as u16,
+            device: (identity.vendor_part_id & 0xffff) as u16,
             // `PCI_CLASS_NETWORK_INFINIBAND` and `PCI_CLASS_NETWORK_ETHERNET` of `linux:include/linux/pci_ids.h`.
             class: if is_infiniband { 0x02_0700 } else { 0x02_0000 },
         }

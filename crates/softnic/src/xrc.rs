@@ -145,9 +145,9 @@ impl Xrcd {
         static NEXT_SRQ_INDEX: Mutex<usize> = Mutex::new(0);
         let fabric = &self.nic.fabric;
         let mut next = lock(&NEXT_SRQ_INDEX);
-        for _ in 0..MAX_SRQS {
+        for _ in 0..MAX_XRC_SRQS {
             let index = *next;
-            *next = (index + 1) % MAX_SRQS;
+            *next = (index + 1) % MAX_XRC_SRQS;
             let at = SRQS_AT + index * size_of::<SrqShared>();
             fabric
                 .back_with_memory(at, size_of::<SrqShared>())
@@ -178,7 +178,7 @@ impl Xrcd {
             .nic
             .this_process()
             .segment
-            .find_srq(number as usize % MAX_SRQS)
+            .find_srq(number as usize % MAX_XRC_SRQS)
         {
             shared.xrc_domain.store(0, Ordering::Release);
         }

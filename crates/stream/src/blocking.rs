@@ -140,7 +140,8 @@ fn negotiate_rdma_or_tcp_as_client(
     answered: &mut bool,
 ) -> Result<Stream, SetupError> {
     let until = Instant::now() + setup.config.handshake_timeout;
-    let (mut client, hello) = ClientHandshake::new(setup.config.version, &prepared.hello());
+    let (mut client, hello) =
+        ClientHandshake::new(setup.config.client_handshake_version, &prepared.hello());
     tcp.write_all(&hello)?;
     let answer = loop {
         let bytes = read_some(&mut tcp, client.max_bytes_to_read(), until)?;

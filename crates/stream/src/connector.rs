@@ -103,7 +103,8 @@ async fn connect(
     address: SocketAddr,
     answered: &mut bool,
 ) -> Result<Stream, SetupError> {
-    let (mut client, hello) = ClientHandshake::new(setup.config.version, &prepared.hello());
+    let (mut client, hello) =
+        ClientHandshake::new(setup.config.client_handshake_version, &prepared.hello());
     tcp.write_all(&hello).await?;
     let answer = loop {
         let bytes = read_some(&mut tcp, client.max_bytes_to_read()).await?;

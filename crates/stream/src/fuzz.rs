@@ -1,7 +1,7 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
 use crate::handshake::{
-    ClientHandshake, ClientRequest, Hello, ServerAnswer, ServerHandshake, Version,
+    ClientHandshake, ClientRequest, HandshakeVersion, Hello, ServerAnswer, ServerHandshake,
 };
 
 /// Runs one side of the handshake against arbitrary bytes, in pieces. The first byte selects the
@@ -16,13 +16,13 @@ pub fn handshake(bytes: &[u8]) {
     };
     let cut = usize::from(how >> 2) + 1;
     match how & 3 {
-        0 => client(Version::V2, bytes, cut),
-        1 => client(Version::V3, bytes, cut),
+        0 => client(HandshakeVersion::V2, bytes, cut),
+        1 => client(HandshakeVersion::V3, bytes, cut),
         _ => server(bytes, cut),
     }
 }
 
-fn client(version: Version, mut bytes: &[u8], cut: usize) {
+fn client(version: HandshakeVersion, mut bytes: &[u8], cut: usize) {
     let own = Hello {
         block_bytes: 8192,
         sq_size: 128,
@@ -80,7 +80,7 @@ fn server(all: &[u8], cut: usize) {
 fn check_hello_is_sound(hello: &Hello) {
     assert!(hello.block_bytes >= 1024 && hello.sq_size >= 16 && hello.rq_size >= 16);
     assert!((1..1 << 24).contains(&hello.qpn));
-    for version in [Version::V2, Version::V3] {
+    for version in [HandshakeVersion::V2, HandshakeVersion::V3] {
         let outcome = ServerHandshake::new().receive(&hello.encode(version));
         assert_eq!(outcome, Ok(Some(ClientRequest::Rdma(*hello))));
     }

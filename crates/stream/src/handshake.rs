@@ -23,7 +23,7 @@ pub use client::{ClientHandshake, ServerAnswer};
 pub use error::{EscapedBytes, HandshakeError};
 pub use hello::Hello;
 pub use server::{ClientRequest, ServerHandshake};
-pub use version::{MAGIC_BYTES, Version};
+pub use version::{HandshakeVersion, MAGIC_BYTES};
 
 /// Encodes the client's acknowledgement, which tells the server whether both sides use RDMA from
 /// now on.

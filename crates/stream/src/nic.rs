@@ -9,7 +9,7 @@ use verbs::{Access, CompletionChannel, Context, Mtu, ProtectionDomain, Psn, Rc};
 
 use crate::connection::Connection;
 use crate::error::SetupError;
-use crate::handshake::{HandshakeError, Hello, Version};
+use crate::handshake::{HandshakeError, HandshakeVersion, Hello};
 use crate::pool::{ALLOWED_BLOCK_BYTES, Pool};
 use crate::prepared::{INLINE_BYTES, PreparedConnection};
 use crate::reactor::{Reactor, Reactors, nonblocking_channel};
@@ -48,7 +48,7 @@ pub struct Config {
     /// Number of WRs of the send queue and of the receive queue, 16 to 4,096; 128 by default.
     pub queue_size: u16,
     /// Version of the handshake that clients use; servers accept all versions.
-    pub version: Version,
+    pub client_handshake_version: HandshakeVersion,
     /// Policy by which streams choose between RDMA and TCP.
     pub policy: RdmaPolicy,
     /// Maximum duration of the handshake; 5 s by default.
@@ -71,7 +71,7 @@ impl Default for Config {
         Self {
             block_bytes: ALLOWED_BLOCK_BYTES[0],
             queue_size: 128,
-            version: Version::V2,
+            client_handshake_version: HandshakeVersion::V2,
             policy: RdmaPolicy::FallBack,
             handshake_timeout: Duration::from_secs(5),
             spin_time: Duration::from_micros(50),

@@ -32,10 +32,10 @@ pub struct Window {
     free_ack_wrs: u16,
     /// Number of receives that were posted again and not yet reported to the peer.
     owed_credits: u16,
-    /// Number of messages since the last signaled message.
-    unsignaled_messages: u16,
+    /// Number of messages after the last signaled message.
+    messages_since_signaled: u16,
     /// Numbers of messages and bytes since the last solicited message.
-    unsolicited_messages: u16,
+    messages_since_solicited: u16,
     bytes_since_solicited: usize,
 }
 
@@ -74,8 +74,8 @@ impl Window {
             send_credits: local,
             free_ack_wrs: RESERVED_ACK_WRS,
             owed_credits: 0,
-            unsignaled_messages: 0,
-            unsolicited_messages: 0,
+            messages_since_signaled: 0,
+            messages_since_solicited: 0,
             bytes_since_solicited: 0,
         }
     }
@@ -105,22 +105,23 @@ impl Window {
         }
         self.free_send_slots -= 1;
         self.send_credits -= 1;
-        self.unsignaled_messages += 1;
-        self.unsolicited_messages += 1;
+        self.messages_since_signaled += 1;
+        self.messages_since_solicited += 1;
         self.bytes_since_solicited += bytes;
         let imm = std::mem::take(&mut self.owed_credits);
         let solicited = last
             || self.sendable_messages() == 0
-            || self.unsolicited_messages > self.max_in_flight_to_peer / 4
+            || self.messages_since_solicited > self.max_in_flight_to_peer / 4
             || imm > self.max_in_flight_from_peer / 4
             || self.bytes_since_solicited > MAX_UNSOLICITED_BYTES;
         if solicited {
-            (self.unsolicited_messages, self.bytes_since_solicited) = (0, 0);
+            (self.messages_since_solicited, self.bytes_since_solicited) = (0, 0);
         }
-        let signaled = self.unsignaled_messages >= (self.max_in_flight_to_peer / 4).max(1);
+        let signaled = self.messages_since_signaled >= (self.max_in_flight_to_peer / 4).max(1);
         Some(MessagePostParams {
             credits_imm: imm.into(),
-            signaled_wr_id: signaled.then(|| std::mem::take(&mut self.unsignaled_messages).into()),
+            signaled_wr_id: signaled
+                .then(|| std::mem::take(&mut self.messages_since_signaled).into()),
             solicited,
         })
     }
@@ -146,7 +147,7 @@ impl Window {
         Some(MessagePostParams {
             credits_imm: std::mem::take(&mut self.owed_credits).into(),
             signaled_wr_id: Some(
-                ACK_WR_ID_BIT | u64::from(std::mem::take(&mut self.unsignaled_messages)),
+                ACK_WR_ID_BIT | u64::from(std::mem::take(&mut self.messages_since_signaled)),
             ),
             solicited: true,
         })

@@ -11,12 +11,12 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
 /// Version of the layout of a file of counters.
 pub(crate) const VERSION: u64 = 4;
 
-/// Maximum number of queue pair cells in a file.
-pub(crate) const MAX_QP_CELLS: usize = 1 << 14;
-/// Maximum number of completion queue cells in a file.
-pub(crate) const MAX_CQ_CELLS: usize = 1 << 14;
-/// Maximum number of shared receive queue cells in a file.
-pub(crate) const MAX_SRQ_CELLS: usize = 1 << 12;
+/// Maximum number of cells in a file, each with the counts of one thread for one queue pair.
+pub(crate) const MAX_QP_THREAD_CELLS: usize = 1 << 14;
+/// Maximum number of cells in a file, each with the counts of one thread for one completion queue.
+pub(crate) const MAX_CQ_THREAD_CELLS: usize = 1 << 14;
+/// Maximum number of cells in a file, each with the counts of one thread for one shared receive queue.
+pub(crate) const MAX_SRQ_THREAD_CELLS: usize = 1 << 12;
 
 /// Number of kinds of send operations that a queue pair's cell distinguishes.
 pub(crate) const SENT_KINDS: usize = 64;
@@ -182,11 +182,13 @@ pub(crate) struct SrqThreadCell<W> {
 
 /// Offsets in bytes of the arrays of cells in a file of counters.
 pub(crate) const CQ_CELLS_AT: usize = size_of::<CounterFileHeader<u64>>();
-pub(crate) const SRQ_CELLS_AT: usize = CQ_CELLS_AT + MAX_CQ_CELLS * size_of::<CqThreadCell<u64>>();
+pub(crate) const SRQ_CELLS_AT: usize =
+    CQ_CELLS_AT + MAX_CQ_THREAD_CELLS * size_of::<CqThreadCell<u64>>();
 pub(crate) const QP_CELLS_AT: usize =
-    SRQ_CELLS_AT + MAX_SRQ_CELLS * size_of::<SrqThreadCell<u64>>();
+    SRQ_CELLS_AT + MAX_SRQ_THREAD_CELLS * size_of::<SrqThreadCell<u64>>();
 /// Size in bytes of a file of counters; unused parts take no memory.
-pub(crate) const FILE_BYTES: usize = QP_CELLS_AT + MAX_QP_CELLS * size_of::<QpThreadCell<u64>>();
+pub(crate) const FILE_BYTES: usize =
+    QP_CELLS_AT + MAX_QP_THREAD_CELLS * size_of::<QpThreadCell<u64>>();
 
 const _: () = {
     use std::sync::atomic::AtomicU64;

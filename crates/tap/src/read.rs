@@ -82,9 +82,9 @@ pub(crate) fn read_with(
         });
     }
     let limits = [
-        (header.used_qp_cells, MAX_QP_CELLS),
-        (header.used_cq_cells, MAX_CQ_CELLS),
-        (header.used_srq_cells, MAX_SRQ_CELLS),
+        (header.used_qp_cells, MAX_QP_THREAD_CELLS),
+        (header.used_cq_cells, MAX_CQ_THREAD_CELLS),
+        (header.used_srq_cells, MAX_SRQ_THREAD_CELLS),
     ];
     if limits.iter().any(|(used, max)| *used > *max as u64) {
         return Err(ReadError::Inconsistent("more cells than there can be"));
@@ -299,7 +299,11 @@ fn add_qp_counters(
     add_postlist_length_buckets(&mut qp.postlist_lengths, &lists);
     for (slot, count) in (0u32..).zip(&cell.atomics_by_address_slot) {
         if *count > 0 {
-            add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
+            add_slot(
+                &mut qp.atomics_by_low_address_bits,
+                slot * ATOMIC_BYTES,
+                *count,
+            );
         }
     }
 }
@@ -342,7 +346,7 @@ fn make_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     qp.postlists = qp.postlists.max(qp.runs);
     qp.adjacent_reads = qp.adjacent_reads.min(qp.operations_of_verb(Verb::RdmaRead));
     if qp.atomics_of_known_address() > operations {
-        qp.atomic_slots.clear();
+        qp.atomics_by_low_address_bits.clear();
     }
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
     if operations > 0 {

@@ -270,17 +270,23 @@ impl MappedCounterFile {
 
     pub(crate) fn take_qp_cell(&self, fill: impl FnOnce(&QpCounters)) -> &'static QpCounters {
         let used = &self.header().used_qp_cells;
-        self.take_free_cell(used, QP_CELLS_AT, MAX_QP_CELLS, discarded_cell, fill)
+        self.take_free_cell(used, QP_CELLS_AT, MAX_QP_THREAD_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_cq_cell(&self, fill: impl FnOnce(&CqCounters)) -> &'static CqCounters {
         let used = &self.header().used_cq_cells;
-        self.take_free_cell(used, CQ_CELLS_AT, MAX_CQ_CELLS, discarded_cell, fill)
+        self.take_free_cell(used, CQ_CELLS_AT, MAX_CQ_THREAD_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_srq_cell(&self, fill: impl FnOnce(&SrqCounters)) -> &'static SrqCounters {
         let used = &self.header().used_srq_cells;
-        self.take_free_cell(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, discarded_cell, fill)
+        self.take_free_cell(
+            used,
+            SRQ_CELLS_AT,
+            MAX_SRQ_THREAD_CELLS,
+            discarded_cell,
+            fill,
+        )
     }
 
     /// Returns the calling thread's record.

@@ -419,9 +419,15 @@ fn every_verb_is_counted_with_what_it_costs() {
     assert_eq!(qp.adjacent_reads, 4);
     assert_eq!(qp.max_outstanding, 16);
     let slot = |slot| SlotCount { slot, count: 3 };
-    assert_eq!(qp.atomic_slots.len(), 2);
-    assert_eq!(qp.atomic_slots[1].slot - qp.atomic_slots[0].slot, 8);
-    assert_eq!(qp.atomic_slots[0], slot(qp.atomic_slots[0].slot));
+    assert_eq!(qp.atomics_by_low_address_bits.len(), 2);
+    assert_eq!(
+        qp.atomics_by_low_address_bits[1].slot - qp.atomics_by_low_address_bits[0].slot,
+        8
+    );
+    assert_eq!(
+        qp.atomics_by_low_address_bits[0],
+        slot(qp.atomics_by_low_address_bits[0].slot)
+    );
     let lengths: Vec<_> = qp
         .postlist_lengths
         .iter()

@@ -22,7 +22,7 @@ use crate::message::TensorName;
 use crate::operation::{Outcome, PendingOperation};
 use crate::protocol::{CallerMemoryInUse, CallerRequest, Store};
 use crate::queues::{NicResources, PreparedQueues};
-use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, Welcome};
+use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, ServerOffer};
 use crate::requests::REQUESTS_MAX;
 
 /// Queue pairs for data of a connection at most.
@@ -229,8 +229,8 @@ impl Peer {
         let target = ServerLocation::<RendezvousProtocol>::Tcp(address.to_owned());
         let base = &self.state;
         let (prepared, accepted, connection) =
-            target.open_session(REQUESTS_MAX, CONNECT_TIMEOUT, |welcome: &Welcome| {
-                let count = base.data_queue_pairs.min(welcome.max_queue_pairs).max(1);
+            target.open_session(REQUESTS_MAX, CONNECT_TIMEOUT, |offer: &ServerOffer| {
+                let count = base.data_queue_pairs.min(offer.max_queue_pairs).max(1);
                 let prepared = PreparedQueues::new(&base.resources, count)?;
                 let hello = Hello::new(process_name(), prepared.endpoints());
                 Ok::<_, ConnectError>((prepared, hello))
@@ -505,8 +505,8 @@ impl Service for TensorService {
         &self.config
     }
 
-    fn welcome(&self) -> Welcome {
-        Welcome::new(DATA_QUEUE_PAIRS_MAX)
+    fn server_offer(&self) -> ServerOffer {
+        ServerOffer::new(DATA_QUEUE_PAIRS_MAX)
     }
 
     fn accept(

@@ -10,7 +10,7 @@ pub(crate) enum RendezvousProtocol {}
 
 /// The first message of the listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Welcome {
+pub(crate) struct ServerOffer {
     protocol: String,
     version: u32,
     /// Maximum number of data queue pairs that the listener accepts.
@@ -32,7 +32,7 @@ pub(crate) struct Accepted {
     pub(crate) endpoints: Vec<QpEndpoint>,
 }
 
-impl Welcome {
+impl ServerOffer {
     pub(crate) fn new(max_queue_pairs: usize) -> Self {
         Self {
             protocol: RendezvousProtocol::NAME.to_owned(),
@@ -56,12 +56,12 @@ impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "tensor peer";
     const NAME: &'static str = "verbatim-tensor";
     const VERSION: u32 = 1;
-    type Welcome = Welcome;
+    type ServerOffer = ServerOffer;
     type Hello = Hello;
     type Accepted = Accepted;
 }
 
-impl service::Welcome for Welcome {
+impl service::ServerOffer for ServerOffer {
     fn protocol(&self) -> &str {
         &self.protocol
     }

@@ -138,9 +138,9 @@ impl LinkLayer {
     }
 }
 
-/// The numbers of devices and ports of the software NIC.
+/// The number of devices of the software NIC, and the number of ports of each.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct DeviceAndPortCountArgs {
+pub(crate) struct DeviceCountAndPortCountArgs {
     /// Devices of the software NIC, 1 to 8 [default: VERBATIM_DEVICE_COUNT, or 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_DEVICES)))]
     devices: Option<u8>,
@@ -149,7 +149,7 @@ pub(crate) struct DeviceAndPortCountArgs {
     ports: Option<u8>,
 }
 
-impl DeviceAndPortCountArgs {
+impl DeviceCountAndPortCountArgs {
     /// Returns true if neither the number of devices nor the number of ports was given.
     pub(crate) fn are_default(&self) -> bool {
         self.devices.is_none() && self.ports.is_none()
@@ -231,12 +231,12 @@ impl LinkLayerArgs {
         let link_layer = link_layer.map(|(name, value)| (name, value.into()));
         link_layer
             .into_iter()
-            .chain(self.path_and_address_variables())
+            .chain(self.peer_path_and_address_variables())
             .collect()
     }
 
     /// Returns the environment variables for the path to peers and for the port's addresses.
-    fn path_and_address_variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
+    fn peer_path_and_address_variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
         let path = self.path.map(|path| (PATH_VARIABLE, path.env_var_value()));
         let address = self.address.as_deref().map(|a| (ADDRESS_VARIABLE, a));
         let both = path.into_iter().chain(address);
@@ -297,7 +297,7 @@ impl LinkLayerArgs {
     pub(crate) fn apply_with_port_counts_by_reexec(
         &self,
         provider: Option<Provider>,
-        ports: &DeviceAndPortCountArgs,
+        ports: &DeviceCountAndPortCountArgs,
     ) -> Result<()> {
         let mut wanted = self.env_variables();
         wanted.extend(ports.env_variables_with_default_ports(None));
@@ -308,11 +308,16 @@ impl LinkLayerArgs {
     }
 
     /// Applies the path to peers, the port's addresses and `others`, as [`apply_by_reexec`](Self::apply_by_reexec) does.
-    pub(crate) fn apply_path_and_address_by_reexec(
+    pub(crate) fn apply_peer_path_and_addresses_by_reexec(
         &self,
         others: impl Iterator<Item = (&'static str, OsString)>,
     ) -> Result<()> {
-        reexec_with_env(&self.path_and_address_variables().chain(others).collect())
+        reexec_with_env(
+            &self
+                .peer_path_and_address_variables()
+                .chain(others)
+                .collect(),
+        )
     }
 }
 

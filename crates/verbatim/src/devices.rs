@@ -13,7 +13,7 @@ use verbs::{
 };
 
 use crate::CommandOutcome;
-use crate::args::{DeviceAndPortCountArgs, LinkLayerArgs, Provider};
+use crate::args::{DeviceCountAndPortCountArgs, LinkLayerArgs, Provider};
 use crate::output::{print_line, print_typed_json};
 use packets::PortDetails;
 use size::format_byte_limit;
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     link_layer: LinkLayerArgs,
     #[command(flatten)]
-    ports: DeviceAndPortCountArgs,
+    ports: DeviceCountAndPortCountArgs,
     /// Also show how each port sends packets: addresses, sockets, path MTU; interfaces of GIDs; and the port's counters
     #[arg(long, short)]
     verbose: bool,

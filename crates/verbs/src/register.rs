@@ -96,8 +96,8 @@ impl ProtectionDomain {
         unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
 
-    /// Registers a buffer of the caller's, which the region owns until it is dropped or
-    /// [given back](MemoryRegion::into_boxed).
+    /// Registers a `Vec<u8>` or a boxed slice, which the region owns until it is dropped or [given
+    /// back](MemoryRegion::into_boxed).
     ///
     /// # Errors
     /// - [`RegisterError::Length`] (`EINVAL`): the buffer is empty.

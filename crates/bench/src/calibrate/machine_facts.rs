@@ -8,7 +8,7 @@ pub struct MachineFacts {
     /// Name of the profile.
     pub profile_name: String,
     /// NIC and machine, in one line.
-    pub title: String,
+    pub profile_title: String,
     /// Further remarks for a reader of the profile.
     pub remarks: String,
     /// Link layer of the NIC's port.

@@ -137,7 +137,7 @@ impl ProbeMachine for SimulatedMachine<'_> {
         let says = |what: &str| format!("{what} of the simulated machine");
         Ok(MachineFacts {
             profile_name: format!("{}-calibrated", profile.name).chars().take(32).collect(),
-            title: format!("Calibrated on a simulated NIC: {}", profile.title),
+            profile_title: format!("Calibrated on a simulated NIC: {}", profile.title),
             remarks: "Measured in virtual time on the NIC that the profile describes; to see that calibration works.".to_owned(),
             link_layer: profile.link_layer,
             published_numbers: vec![
@@ -253,7 +253,7 @@ impl ProbeMachine for LocalMachine {
         );
         Ok(MachineFacts {
             profile_name: profile_name(&device),
-            title: format!("{device} of {}, {}", self.nic.provider, cpu.model),
+            profile_title: format!("{device} of {}, {}", self.nic.provider, cpu.model),
             remarks: if software {
                 "Measured on the software NIC: what stands for the NIC here is code that the requester's processor runs."
             } else {

@@ -32,7 +32,7 @@ pub(super) fn profile_toml(facts: &MachineFacts, findings: &Findings, like: &Pro
         like.name,
         nicmodel::profile::SCHEMA,
         quoted(&facts.profile_name),
-        quoted(&facts.title),
+        quoted(&facts.profile_title),
         quoted(&facts.remarks),
         quoted(link_layer),
     );

@@ -25,8 +25,8 @@ use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 pub struct ExchangeRate {
     /// Requests per second that were answered in the measured time.
     pub requests_per_s: f64,
-    /// Requests of the whole run whose data were checked.
-    pub verified: u64,
+    /// Number of requests that were answered in the whole run.
+    pub requests_answered: u64,
 }
 
 /// Exchanges requests from `core` with a worker at the other end of `link`.
@@ -60,16 +60,16 @@ pub(crate) fn exchange_as_client(
     }))?;
     let mut client = Client::new(link, nic, config)?;
     let requests_per_s = client.measure_requests_per_s()?;
-    let verified: u64 = link.recv()?;
-    if verified != client.requests_answered {
+    let requests_answered: u64 = link.recv()?;
+    if requests_answered != client.requests_answered {
         bail!(
-            "the server moved the data of {verified} requests, and {} were answered",
+            "the server moved the data of {requests_answered} requests, and {} were answered",
             client.requests_answered
         );
     }
     Ok(ExchangeRate {
         requests_per_s,
-        verified,
+        requests_answered,
     })
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &DepthJob) -> Result
     serve_worker_side(link, &OpenNic::open(&order.nic)?, &order.config)
 }
 
-/// Serves requests on an open device, and sends the number of verified requests to the driver.
+/// Serves requests on an open device, and sends the number of answered requests to the driver.
 ///
 /// # Errors
 /// As [`run_worker_side`].
@@ -34,8 +34,8 @@ pub(crate) fn serve_worker_side(
     nic: &OpenNic,
     config: &ExchangeConfig,
 ) -> Result<()> {
-    let verified = Server::new(link, nic, config)?.serve()?;
-    link.send(&verified)
+    let requests_answered = Server::new(link, nic, config)?.serve()?;
+    link.send(&requests_answered)
 }
 
 /// A request whose data transfer has started or is waiting for room.
@@ -70,7 +70,7 @@ struct Server<'s> {
     requests_waiting_for_send_room: VecDeque<Request>,
     /// For each slot, the request whose READ is outstanding.
     outstanding_reads: Vec<Option<Request>>,
-    verified_requests: u64,
+    requests_answered: u64,
     has_client_ended: bool,
 }
 
@@ -130,12 +130,12 @@ impl<'s> Server<'s> {
             client_memory: client,
             requests_waiting_for_send_room: VecDeque::new(),
             outstanding_reads: vec![None; slots],
-            verified_requests: 0,
+            requests_answered: 0,
             has_client_ended: false,
         })
     }
 
-    /// Serves requests until the client ends the exchange. Returns the number of verified requests.
+    /// Serves requests until the client ends the exchange. Returns the number of answered requests.
     fn serve(mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
@@ -177,7 +177,7 @@ impl<'s> Server<'s> {
                 }
             }
         }
-        Ok(self.verified_requests)
+        Ok(self.requests_answered)
     }
 
     fn take_request_or_end(&mut self, queue_pair: usize, recv: u64) -> Result<()> {
@@ -255,7 +255,7 @@ impl<'s> Server<'s> {
         let response = self.response_memory.slice(at..at + RESPONSE_BYTES)?;
         let list = &mut self.qps[request.qp_index].list;
         list.send(response).signaled().wr_id(request.slot as u64);
-        self.verified_requests += 1;
+        self.requests_answered += 1;
         Ok(())
     }
 

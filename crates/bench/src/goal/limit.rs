@@ -40,12 +40,12 @@ impl SendStream {
         BareRingLimit {
             exchange: BareMessageExchange::Stream,
             has_payload: self.payload_bytes > 0,
-            list: self.wrs_per_postlist,
+            messages_per_list: self.wrs_per_postlist,
         }
     }
 }
 
-/// Messages through bare rings between the two cores ([`crate::peers::bare_pair`]).
+/// Messages through bare rings between the two cores ([`crate::peers::bare_ring_exchange`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BareRingLimit {
     /// Pattern of the exchange.
@@ -54,7 +54,8 @@ pub struct BareRingLimit {
     /// records of 16 bytes.
     pub has_payload: bool,
     /// Messages per list, which one store publishes.
-    pub list: usize,
+    #[serde(rename = "list")]
+    pub messages_per_list: usize,
 }
 
 impl BareRingLimit {

@@ -36,7 +36,7 @@ impl WorkerLink {
                         unread_bytes: Vec::new(),
                     })),
                     writer: Box::new(LaneWriter {
-                        lane_number: number,
+                        lane_index: number,
                         writer: Arc::clone(&writer),
                     }),
                     child: None,
@@ -112,13 +112,13 @@ impl Read for LaneReader {
 
 /// Writer of a lane: each write is one line, and dropping the writer ends the lane.
 struct LaneWriter {
-    lane_number: usize,
+    lane_index: usize,
     writer: SharedWriter,
 }
 
 impl LaneWriter {
     fn write(&self, separator: u8, line: &[u8]) -> io::Result<()> {
-        let mut text = self.lane_number.to_string().into_bytes();
+        let mut text = self.lane_index.to_string().into_bytes();
         text.push(separator);
         text.extend(line);
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);

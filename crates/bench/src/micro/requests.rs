@@ -133,7 +133,8 @@ pub(super) struct SingleCounterAdds {
     /// For each queue pair, the value that the next add must return. With other adders it is a
     /// lower bound.
     next_value_by_qp: Vec<u64>,
-    expects_exact_value: bool,
+    /// True if no other queue pair adds to the counter.
+    requires_exact_fetched_value: bool,
 }
 
 impl SingleCounterAdds {
@@ -152,7 +153,7 @@ impl SingleCounterAdds {
             result_memory: results,
             counter,
             next_value_by_qp: vec![0; stream.queue_pairs],
-            expects_exact_value: stream.has_own_counters(),
+            requires_exact_fetched_value: stream.has_own_counters(),
         })
     }
 }
@@ -171,13 +172,13 @@ impl WindowRequests<Rc> for SingleCounterAdds {
         let mut next = self.next_value_by_qp[run.qp_index];
         for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
             let got = self.result_memory.read_u64(8 * place)?;
-            if got != next && (self.expects_exact_value || got < next) {
+            if got != next && (self.requires_exact_fetched_value || got < next) {
                 return Err(wrong_fetched_value_error(
                     number,
                     0,
                     got,
                     next,
-                    self.expects_exact_value,
+                    self.requires_exact_fetched_value,
                 ));
             }
             next = got + 1;
@@ -198,7 +199,8 @@ pub(super) struct RandomCounterAdds {
     /// For each queue pair and counter, the value that the next add must return. If others add to the
     /// counter, too, the next add must return at least this value.
     next_value_by_qp_counter: Vec<u64>,
-    expects_exact_value: bool,
+    /// True if no other queue pair adds to the counters.
+    requires_exact_fetched_value: bool,
 }
 
 impl RandomCounterAdds {
@@ -222,7 +224,7 @@ impl RandomCounterAdds {
             random: UniformRandom::new(u64::from(qps[0].qpn().0), stream.addresses),
             counter_index_by_slot: vec![0; stream.slots_per_thread()],
             next_value_by_qp_counter: vec![0; stream.addresses * qps.len()],
-            expects_exact_value: stream.has_own_counters(),
+            requires_exact_fetched_value: stream.has_own_counters(),
         })
     }
 }
@@ -244,13 +246,13 @@ impl WindowRequests<Rc> for RandomCounterAdds {
             let counter = self.counter_index_by_slot[place];
             let next =
                 &mut self.next_value_by_qp_counter[run.qp_index * self.counters.len() + counter];
-            if got != *next && (self.expects_exact_value || got < *next) {
+            if got != *next && (self.requires_exact_fetched_value || got < *next) {
                 return Err(wrong_fetched_value_error(
                     number,
                     counter,
                     got,
                     *next,
-                    self.expects_exact_value,
+                    self.requires_exact_fetched_value,
                 ));
             }
             *next = got + 1;

@@ -22,7 +22,7 @@ pub struct BareExchangeParameters {
     /// record of 16 bytes.
     pub(crate) has_payload: bool,
     /// Messages per list, which one store publishes: 1 to 16.
-    pub(crate) list: usize,
+    pub(crate) messages_per_list: usize,
     /// Duration in ms; the first tenth is not measured.
     pub(crate) duration_ms: u64,
 }

@@ -15,16 +15,17 @@ use anyhow::{Result, ensure};
 use super::copy::{pattern, write_number};
 use crate::pin::{CorePair, pin};
 
-/// A block with its owner: the copier owns it when `handover_count` is even, the reader when it is odd.
+/// A block, and the counter that says whose turn it is with the block.
 struct OwnedBlock {
-    handover_count: HandoverCount,
+    turn: TurnCounter,
     block: UnsafeCell<Vec<u8>>,
 }
 
+/// Says whose turn it is with the block: the copier's if even, the reader's if odd.
 #[repr(align(128))]
-struct HandoverCount(AtomicU64);
+struct TurnCounter(AtomicU64);
 
-// SAFETY: only the thread that owns the slot by its `handover_count` accesses the block, see `OwnedBlock`.
+// SAFETY: only the thread that owns the slot by its `turn` accesses the block, see `OwnedBlock`.
 unsafe impl Sync for OwnedBlock {}
 
 /// Measures the copies of `block_bytes` bytes per second from one core to the other, through
@@ -40,7 +41,7 @@ pub fn measure_block_copies_per_s(
     duration: Duration,
 ) -> Result<f64> {
     let slot = || OwnedBlock {
-        handover_count: HandoverCount(AtomicU64::new(0)),
+        turn: TurnCounter(AtomicU64::new(0)),
         block: UnsafeCell::new(vec![0; block_bytes]),
     };
     let slots: Vec<OwnedBlock> = (0..slots).map(|_| slot()).collect();
@@ -75,12 +76,7 @@ fn copy_blocks_per_s(
             number += 1;
             write_number(source, number);
             // SYNC POINT: pairs with the reader's Release after it has read the block.
-            while !slot
-                .handover_count
-                .0
-                .load(Ordering::Acquire)
-                .is_multiple_of(2)
-            {
+            while !slot.turn.0.load(Ordering::Acquire).is_multiple_of(2) {
                 std::hint::spin_loop();
             }
             // SAFETY: it is the copier's turn. The block has `block_bytes` bytes, and no reference
@@ -90,7 +86,7 @@ fn copy_blocks_per_s(
                 let block = (*slot.block.get()).as_mut_ptr();
                 std::ptr::copy_nonoverlapping(source.as_ptr(), block, block_bytes);
             }
-            slot.handover_count.0.fetch_add(1, Ordering::Release);
+            slot.turn.0.fetch_add(1, Ordering::Release);
         }
         let elapsed = begun.elapsed();
         if !warm && elapsed >= warm_up {
@@ -114,18 +110,9 @@ fn check_blocks(
     let (mut number, mut wrong) = (0u64, 0u64);
     loop {
         for slot in slots {
-            while slot
-                .handover_count
-                .0
-                .load(Ordering::Acquire)
-                .is_multiple_of(2)
-            {
+            while slot.turn.0.load(Ordering::Acquire).is_multiple_of(2) {
                 if ended.load(Ordering::Acquire)
-                    && slot
-                        .handover_count
-                        .0
-                        .load(Ordering::Acquire)
-                        .is_multiple_of(2)
+                    && slot.turn.0.load(Ordering::Acquire).is_multiple_of(2)
                 {
                     ensure!(
                         wrong == 0,
@@ -139,7 +126,7 @@ fn check_blocks(
             // SAFETY: it is the reader's turn. The reference ends before the slot is returned.
             let block = unsafe { &*slot.block.get() };
             let right = block.starts_with(&number.to_le_bytes()) && block.last() == last.as_ref();
-            slot.handover_count.0.fetch_add(1, Ordering::Release);
+            slot.turn.0.fetch_add(1, Ordering::Release);
             wrong += u64::from(!right);
         }
     }

@@ -1,9 +1,9 @@
 //! Peers: the programs that the software NIC is compared with.
 
 pub(crate) mod bare;
-pub mod bare_pair;
 pub(crate) mod bare_phases;
 pub(crate) mod bare_ring;
+pub mod bare_ring_exchange;
 pub(crate) mod copy;
 pub(crate) mod datagrams;
 pub mod handover;

@@ -83,14 +83,15 @@ pub struct UcxResult {
     /// Messages that were timed.
     pub iterations: u64,
     /// Messages per second over the whole run.
-    pub rate: f64,
+    #[serde(rename = "rate")]
+    pub messages_per_s: f64,
 }
 
 impl UcxResult {
     /// Returns the time per message in nanoseconds; for `am_lat`, half of a round trip.
     #[must_use]
     pub fn ns_per_message(self) -> f64 {
-        1e9 / self.rate
+        1e9 / self.messages_per_s
     }
 }
 
@@ -190,11 +191,14 @@ fn parse(text: &str) -> Result<UcxResult> {
             .with_context(|| format!("printed no column {name}"))
     };
     let iterations = value("iterations")?.parse()?;
-    let rate: f64 = value("overall_mr")?.parse()?;
-    if !(rate.is_finite() && rate > 0.0) {
-        bail!("printed a rate of {rate}");
+    let messages_per_s: f64 = value("overall_mr")?.parse()?;
+    if !(messages_per_s.is_finite() && messages_per_s > 0.0) {
+        bail!("printed a rate of {messages_per_s}");
     }
-    Ok(UcxResult { iterations, rate })
+    Ok(UcxResult {
+        iterations,
+        messages_per_s,
+    })
 }
 
 #[cfg(test)]
@@ -217,7 +221,10 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
     fn the_last_stage_counts() {
         let text = format!("{AM_LAT}1000000,0.1,0.1,0.1,1.0,1.0,5,10000000\n");
         let measured = parse(&text).unwrap();
-        assert_eq!((measured.iterations, measured.rate), (1_000_000, 1e7));
+        assert_eq!(
+            (measured.iterations, measured.messages_per_s),
+            (1_000_000, 1e7)
+        );
     }
 
     #[test]
@@ -248,7 +255,7 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
         ];
         for test in tests {
             let measured = run(test, 20_000, cores, &UcxTransport::Posix).unwrap();
-            assert!(measured.rate > 0.0, "{test:?}");
+            assert!(measured.messages_per_s > 0.0, "{test:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, Uc, WcBuffer};
 
-use super::question::{ProbeResult, ProbedProperty, WriteProbe};
+use super::write_probe::{ProbeResult, ProbedProperty, WriteProbe};
 use crate::connect::connect;
 use crate::job::{Job, ProbeJob};
 use crate::link::WorkerLink;
@@ -111,7 +111,7 @@ impl<T: Connected> WriteRequester<T> {
     ) -> Result<ProbeResult> {
         for number in 1..=probe.writes {
             self.write(number)?;
-            if probe.question == ProbedProperty::Visible {
+            if probe.property == ProbedProperty::Visible {
                 // Notify over the link: the NIC could order a notification behind the WRITE.
                 link.send(&number)?;
                 let _: u32 = link.recv()?;
@@ -158,7 +158,7 @@ impl<T: Connected> WriteTarget<T> {
         probe: &WriteProbe,
     ) -> Result<()> {
         let mut result = ProbeResult::default();
-        match probe.question {
+        match probe.property {
             ProbedProperty::Visible => {
                 for _ in 0..probe.writes {
                     let number: u32 = link.recv()?;
@@ -193,9 +193,9 @@ impl<T: Connected> WriteTarget<T> {
 mod tests {
     use super::*;
 
-    fn probe(question: ProbedProperty, verb: Verb, payload_bytes: usize) -> ProbeResult {
+    fn probe(property: ProbedProperty, verb: Verb, payload_bytes: usize) -> ProbeResult {
         let nic = NicChoice::first_device_of("softnic");
-        let probe = WriteProbe::new(question, verb, payload_bytes, 300).expect("it fits");
+        let probe = WriteProbe::new(property, verb, payload_bytes, 300).expect("it fits");
         let (mut left, mut right) = WorkerLink::pair().expect("pipes");
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| run_target(&mut right, &OpenNic::open(&nic)?, &probe));

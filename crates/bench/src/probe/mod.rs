@@ -7,8 +7,8 @@
 //! means.
 
 mod ends;
-pub(crate) mod question;
+pub(crate) mod write_probe;
 
 pub use self::ends::run;
 pub(crate) use self::ends::run_worker_side;
-pub use self::question::{ProbeResult, ProbedProperty, WriteProbe};
+pub use self::write_probe::{ProbeResult, ProbedProperty, WriteProbe};

@@ -6,7 +6,7 @@ use super::verbs::DURATION_MS;
 use crate::goal::BareRingLimit;
 use crate::link::WorkerLink;
 use crate::peers::bare::BareExchangeParameters;
-use crate::peers::bare_pair;
+use crate::peers::bare_ring_exchange;
 use crate::pin::run_pinned;
 use crate::setup::{BenchSetup, RowFigure};
 
@@ -15,12 +15,12 @@ pub(crate) fn measure(bench: &BenchSetup, limit: BareRingLimit) -> Result<RowFig
     let bare = BareExchangeParameters {
         exchange: limit.exchange,
         has_payload: limit.has_payload,
-        list: limit.list,
+        messages_per_list: limit.messages_per_list,
         duration_ms: (DURATION_MS / bench.settings.shrink.max(1)).max(1),
     };
     run_pinned(bench.cores.requester, || {
         let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
-        let figure = bare_pair::run_driver_side(&mut link, bare)?;
+        let figure = bare_ring_exchange::run_driver_side(&mut link, bare)?;
         Ok(RowFigure {
             value: figure.mops_or_latency_ns,
             verified_ops: figure.verified_ops,

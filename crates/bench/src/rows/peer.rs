@@ -38,7 +38,7 @@ pub(crate) fn measure(
         let measured = ucx::run(test, iterations, bench.cores, &ucx::UcxTransport::Posix)?;
         let value = match test {
             ucx::UcxTest::AmLat => measured.ns_per_message(),
-            _ => measured.rate / 1e6,
+            _ => measured.messages_per_s / 1e6,
         };
         return Ok(done(value, iterations));
     }

@@ -40,7 +40,7 @@ fn measure_ucx_put(bench: &BenchSetup, test: ucx::UcxTest, verbatim: PathBuf) ->
         bench.cores,
         &ucx::UcxTransport::RcVerbs(verbatim),
     )?;
-    Ok(lossless_figure(measured.rate / 1e6, iterations))
+    Ok(lossless_figure(measured.messages_per_s / 1e6, iterations))
 }
 
 fn lossless_figure(value: f64, verified_ops: u64) -> RowFigure {

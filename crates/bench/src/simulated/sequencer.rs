@@ -111,7 +111,8 @@ impl SequencerParameters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LoopPolicies {
     /// Policy by which a client sends its next requests.
-    pub policy: WindowPolicy,
+    #[serde(rename = "policy")]
+    pub window_policy: WindowPolicy,
     /// If true, a client sends to all workers in turn, over one queue pair and with one window. If
     /// false, it has a session with each worker, and a part of the window for each.
     pub spread: bool,
@@ -121,7 +122,8 @@ pub struct LoopPolicies {
     pub doorbell_per_port: bool,
     /// If true, with datagrams a worker receives requests on one queue pair and rotates its answers
     /// over several.
-    pub rotate: bool,
+    #[serde(rename = "rotate")]
+    pub rotates_answer_qps: bool,
     /// Maximum outstanding SENDs of a worker's queue pair, if fewer than this project's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_depth: Option<u32>,
@@ -140,16 +142,16 @@ impl LoopPolicies {
         match design {
             Design::Atomics => Self::default(),
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Self {
-                policy: WindowPolicy::StopAndGo,
+                window_policy: WindowPolicy::StopAndGo,
                 spread: true,
                 scan: RegionScan::OneEach,
                 doorbell_per_port: true,
-                rotate: false,
+                rotates_answer_qps: false,
                 send_depth: Some(ATC16_SEND_DEPTH),
             },
             Design::SpecS0 => Self {
-                policy: WindowPolicy::AsAnswered,
-                rotate: true,
+                window_policy: WindowPolicy::AsAnswered,
+                rotates_answer_qps: true,
                 send_depth: Some(ATC16_SEND_DEPTH),
                 ..Self::default()
             },
@@ -182,7 +184,7 @@ fn paper_ud_qps_per_worker(setup: &SequencerParameters, profile: &Profile) -> us
     let ports = profile.port.count.value as usize;
     match setup.design {
         // All requests of a worker, and their answers, use one port.
-        Design::SpecS0 if setup.loops.rotate => 3,
+        Design::SpecS0 if setup.loops.rotates_answer_qps => 3,
         Design::RpcBatchMq | Design::SpecS0 => 3 * ports,
         _ => ports,
     }
@@ -257,7 +259,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
             .simulation
             .spawn(machine, name, move || worker.run());
     }
-    let within = match setup.loops.policy {
+    let within = match setup.loops.window_policy {
         WindowPolicy::StopAndGo => client_start_spread_ns(setup.clients, setup.window, setup.cores),
         _ => CLIENT_START_SPREAD_NS,
     };
@@ -294,7 +296,7 @@ fn start_clients(
     let config = ClientConfig {
         window,
         batch: setup.postlist.min(window),
-        policy: setup.loops.policy,
+        policy: setup.loops.window_policy,
         spread: setup.loops.spread,
         latency_digits: 2,
         ..ClientConfig::default()
@@ -342,7 +344,11 @@ fn server_config(profile: &Profile, setup: &SequencerParameters) -> ServerConfig
     // Clients are spread evenly over workers, and over the queue pairs of each worker.
     let sessions = setup.clients * setup.sessions;
     let window = setup.window.div_ceil(setup.sessions);
-    let receiving = if setup.loops.rotate { 1 } else { queues };
+    let receiving = if setup.loops.rotates_answer_qps {
+        1
+    } else {
+        queues
+    };
     let served = sessions.div_ceil(setup.cores).div_ceil(receiving);
     let outstanding = u32::try_from(served * window).unwrap_or(u32::MAX);
     let ours = ServerConfig::default();
@@ -358,7 +364,7 @@ fn server_config(profile: &Profile, setup: &SequencerParameters) -> ServerConfig
         } else {
             1
         },
-        rotate: setup.loops.rotate,
+        rotates_answer_qps: setup.loops.rotates_answer_qps,
         send_depth: setup.loops.send_depth.unwrap_or(ours.send_depth),
         max_clients: sessions,
         max_window: window,

@@ -13,7 +13,7 @@ use super::walker::WalkingClient;
 use crate::config::{AccessDesign, ClientConfig, check_string_sizes};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
-use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, Welcome};
+use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, ServerOffer};
 use crate::wire;
 
 /// Opens successive sessions at one server.
@@ -91,7 +91,7 @@ impl SessionOpener {
         let window = self.config.window;
         let opened = self
             .target
-            .open_session(window, patience, |welcome| self.prepare_hello::<T>(welcome));
+            .open_session(window, patience, |offer| self.prepare_hello::<T>(offer));
         let (mut prepared, accepted, connection) = opened?;
         let (server, trees, sizes) = (
             prepared.server_incarnation,
@@ -126,17 +126,16 @@ impl SessionOpener {
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
     fn prepare_hello<T: KeyOrValue>(
         &self,
-        welcome: &Welcome,
+        offer: &ServerOffer,
     ) -> Result<(PreparedSession<T>, Hello), ClientError> {
-        let sizes = T::Sizes::from_strings(welcome.strings)
-            .ok_or(ClientError::OtherKeys(welcome.strings))?;
-        check_string_sizes::<T>(welcome.node_bytes, sizes)
-            .map_err(ClientError::permanent_refusal)?;
-        if !(1..=64).contains(&welcome.workers) || welcome.trees == 0 {
-            let reason = format!("it has {} workers", welcome.workers);
+        let sizes =
+            T::Sizes::from_strings(offer.strings).ok_or(ClientError::OtherKeys(offer.strings))?;
+        check_string_sizes::<T>(offer.node_bytes, sizes).map_err(ClientError::permanent_refusal)?;
+        if !(1..=64).contains(&offer.workers) || offer.trees == 0 {
+            let reason = format!("it has {} workers", offer.workers);
             return Err(ClientError::permanent_refusal(reason));
         }
-        if self.config.access != AccessDesign::Rpc && !welcome.reads {
+        if self.config.access != AccessDesign::Rpc && !offer.reads {
             return Err(ClientError::permanent_refusal(format!(
                 "its device lets nobody READ, which --access {} needs",
                 self.config.access
@@ -145,14 +144,14 @@ impl SessionOpener {
         AccessDesign::Rpc
             .check(self.context.capabilities()?)
             .map_err(ConnectError::from)?;
-        let port = self.answer_port_config(welcome.max_answer.min(wire::max_answer_bytes::<T>()));
-        let payload = welcome.layout.payload;
-        let lanes = (0..welcome.workers)
+        let port = self.answer_port_config(offer.max_answer.min(wire::max_answer_bytes::<T>()));
+        let payload = offer.layout.payload;
+        let lanes = (0..offer.workers)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
         let (window, batch) = (self.config.window, self.config.batch);
         // A change posts two WRITEs and an atomic.
-        let work_requests = if welcome.writes { 3 } else { 1 };
+        let work_requests = if offer.writes { 3 } else { 1 };
         let reads = (self.config.access != AccessDesign::Rpc)
             .then(|| {
                 one_sided::PreparedOneSidedQueue::new(
@@ -181,11 +180,11 @@ impl SessionOpener {
         let prepared = PreparedSession {
             lanes,
             read_qp: reads,
-            node_bytes: welcome.node_bytes,
+            node_bytes: offer.node_bytes,
             recv_depth: port.recv_depth,
             max_answer_bytes: port.max_recv_payload_bytes,
-            server_incarnation: welcome.server,
-            tree_count: welcome.trees,
+            server_incarnation: offer.server,
+            tree_count: offer.trees,
             sizes,
         };
         Ok((prepared, hello))

@@ -91,7 +91,8 @@ pub struct Router<T: KeyOrValue = u64> {
     free_slots: Vec<u32>,
     /// Slots of requests that must be sent again, to the same server or to another.
     resend_queue: VecDeque<u32>,
-    intermediate_answers: Vec<(u32, IntermediateAnswer<T>)>,
+    /// Slots and intermediate answers of the requests that one poll must continue.
+    slots_and_intermediate_answers: Vec<(u32, IntermediateAnswer<T>)>,
     /// Number of requests that reached a server which did not own their key.
     redirected_requests: u64,
 }
@@ -120,7 +121,7 @@ impl<T: KeyOrValue> Router<T> {
             requests: (0..window).map(|_| None).collect(),
             free_slots: (0..slots).rev().collect(),
             resend_queue: VecDeque::new(),
-            intermediate_answers: Vec::new(),
+            slots_and_intermediate_answers: Vec::new(),
             redirected_requests: 0,
         }
     }
@@ -160,7 +161,7 @@ impl<T: KeyOrValue> Router<T> {
         let (routed, free, scratch) = (
             &mut self.requests,
             &mut self.free_slots,
-            &mut self.intermediate_answers,
+            &mut self.slots_and_intermediate_answers,
         );
         let mut broken = Ok(());
         for server in &mut self.servers {
@@ -216,7 +217,7 @@ impl<T: KeyOrValue> Router<T> {
         each: &mut impl FnMut(Completion<'_, T>),
         done: &mut usize,
     ) {
-        for (slot, seen) in std::mem::take(&mut self.intermediate_answers) {
+        for (slot, seen) in std::mem::take(&mut self.slots_and_intermediate_answers) {
             let Some(request) = &mut self.requests[slot as usize] else {
                 continue;
             };

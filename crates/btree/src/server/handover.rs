@@ -196,11 +196,11 @@ const MAX_SAMPLED_REQUEST_KEYS: usize = 160;
 /// Sampling interval: the key of one in so many requests is kept.
 const REQUESTS_PER_SAMPLE: u32 = 61;
 
-/// A worker's load counters and key sample.
+/// A worker's load counters since its start, and its key sample.
 #[derive(Debug)]
 pub(crate) struct LoadMeter<T> {
-    requests: u64,
-    busy_ns: u64,
+    total_requests: u64,
+    total_busy_ns: u64,
     /// Time at which the worker began the present batch.
     batch_start_ns: u64,
     keys_since_sample: u32,
@@ -211,8 +211,8 @@ pub(crate) struct LoadMeter<T> {
 impl<T: KeyOrValue> LoadMeter<T> {
     pub(crate) fn new() -> Self {
         Self {
-            requests: 0,
-            busy_ns: 0,
+            total_requests: 0,
+            total_busy_ns: 0,
             batch_start_ns: 0,
             keys_since_sample: 0,
             sampled_keys: Vec::with_capacity(MAX_SAMPLED_REQUEST_KEYS),
@@ -231,8 +231,8 @@ impl<T: KeyOrValue> LoadMeter<T> {
     #[inline]
     pub(crate) fn end_batch(&mut self, requests: usize) {
         if requests > 0 {
-            self.requests += requests as u64;
-            self.busy_ns += time::now_ns().saturating_sub(self.batch_start_ns);
+            self.total_requests += requests as u64;
+            self.total_busy_ns += time::now_ns().saturating_sub(self.batch_start_ns);
         }
     }
 
@@ -255,7 +255,7 @@ impl<T: KeyOrValue> LoadMeter<T> {
     /// taken; then two sampled keys per pair.
     pub(crate) fn append_as_entries(&self, taking: usize, into: &mut Vec<(T, T)>) {
         let numbers = [
-            (self.requests, self.busy_ns),
+            (self.total_requests, self.total_busy_ns),
             (time::now_ns(), taking as u64),
         ];
         into.extend(numbers.map(|(a, b)| (T::from_number(a), T::from_number(b))));

@@ -25,7 +25,8 @@ use crate::config::{AccessDesign, ClientConfig, ServerConfig};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::rendezvous::{
-    Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, RendezvousProtocol, Welcome,
+    Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, RendezvousProtocol,
+    ServerOffer,
 };
 use crate::report::ServerStats;
 use crate::tree::{RangeOwner, Refusal, Store, redo};
@@ -217,8 +218,8 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         &self.config
     }
 
-    fn welcome(&self) -> Welcome {
-        Welcome {
+    fn server_offer(&self) -> ServerOffer {
+        ServerOffer {
             protocol: RendezvousProtocol::NAME.to_owned(),
             version: RendezvousProtocol::VERSION,
             server: self.incarnation,

@@ -112,11 +112,11 @@ impl PiecePartition {
         at(index)..at(index + 1)
     }
 
-    fn outgoing_range(&self, turn: ScheduleTurn) -> Range<usize> {
+    fn outgoing_byte_range(&self, turn: ScheduleTurn) -> Range<usize> {
         self.byte_range(turn, self.rank + 2 * self.ranks - turn.step_of_part - 1)
     }
 
-    fn incoming_range(&self, turn: ScheduleTurn) -> Range<usize> {
+    fn incoming_byte_range(&self, turn: ScheduleTurn) -> Range<usize> {
         self.byte_range(turn, self.rank + 2 * self.ranks - turn.step_of_part - 2)
     }
 }
@@ -223,7 +223,7 @@ impl<'a> PipelinedAllReduce<'a> {
         let before = link_to_rank(self.links, (self.plan.rank + ranks - 1) % ranks)?;
         let begun = self.receives.started_pieces;
         while let Some((slot, turn)) = self.receives.next_slot_offset_and_turn() {
-            let range = slot..slot + self.plan.incoming_range(turn).len();
+            let range = slot..slot + self.plan.incoming_byte_range(turn).len();
             let posted = before
                 .receiver
                 .irecv(&[(&before.receive_slots, range, 0)])?;
@@ -245,7 +245,7 @@ impl<'a> PipelinedAllReduce<'a> {
         let Some(sizes) = before.receiver.test(*request)? else {
             return Ok(false);
         };
-        let range = self.plan.incoming_range(turn);
+        let range = self.plan.incoming_byte_range(turn);
         let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
         if came != range.len() {
             return Err(wrong_size_error(came, range.len()));
@@ -278,7 +278,7 @@ impl<'a> PipelinedAllReduce<'a> {
                 .source_turn()
                 .is_none_or(|source| self.next_incoming.is_none_or(|next| source < next))
         {
-            let range = self.plan.outgoing_range(turn);
+            let range = self.plan.outgoing_byte_range(turn);
             let at = slot..slot + range.len();
             if !self.is_next_send_staged {
                 next.send_slots.write_at(slot, &self.bytes[range])?;
@@ -322,12 +322,12 @@ mod tests {
                 let turns = turns(&plan);
                 prop_assert!(turns.is_sorted());
                 for turn in &turns {
-                    let range = plan.outgoing_range(*turn);
+                    let range = plan.outgoing_byte_range(*turn);
                     prop_assert!(!range.is_empty() && range.len() <= SLOT_BYTES);
-                    prop_assert_eq!(&range, &next.incoming_range(*turn));
+                    prop_assert_eq!(&range, &next.incoming_byte_range(*turn));
                     if let Some(source) = turn.source_turn() {
                         prop_assert!(source < *turn && turns.binary_search(&source).is_ok());
-                        prop_assert_eq!(&range, &plan.incoming_range(source));
+                        prop_assert_eq!(&range, &plan.incoming_byte_range(source));
                     }
                     sent += range.len();
                     steps[turn.step_of_part] += range.len();

@@ -37,7 +37,7 @@ impl HalfPrecision for bf16 {
     }
 }
 
-/// Reduces elements into others: `ours = ours op theirs`.
+/// Reduces elements of 16 bits in single precision and rounds each result: `ours = ours op theirs`.
 pub(super) fn reduce_in_f32<H: HalfPrecision>(
     ours: &mut [u8],
     theirs: &[u8],

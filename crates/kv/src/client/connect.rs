@@ -14,7 +14,8 @@ use super::lane::Lane;
 use super::remote_index::RemoteIndexClientDesign;
 use super::remote_records::RemoteRecordsClientDesign;
 use crate::rendezvous::{
-    Accepted, Hello, LaneHello, RemoteLayout, RemotelyAccessibleMemory, RendezvousProtocol, Welcome,
+    Accepted, Hello, LaneHello, RemoteLayout, RemotelyAccessibleMemory, RendezvousProtocol,
+    ServerOffer,
 };
 use crate::{ClientConfig, Design, wire};
 
@@ -91,7 +92,7 @@ impl SessionOpener {
         let window = self.config.window;
         let opened = self
             .target
-            .open_session(window, patience, |welcome| self.prepare_hello(welcome));
+            .open_session(window, patience, |offer| self.prepare_hello(offer));
         let (prepared, accepted, connection) = opened?;
         let PreparedQueuePairs {
             lanes,
@@ -119,21 +120,24 @@ impl SessionOpener {
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn prepare_hello(&self, welcome: &Welcome) -> Result<(PreparedQueuePairs, Hello), ClientError> {
-        if !(1..=64).contains(&welcome.partitions) {
-            let reason = format!("it has {} partitions", welcome.partitions);
+    fn prepare_hello(
+        &self,
+        offer: &ServerOffer,
+    ) -> Result<(PreparedQueuePairs, Hello), ClientError> {
+        if !(1..=64).contains(&offer.partitions) {
+            let reason = format!("it has {} partitions", offer.partitions);
             return Err(ClientError::refused(reason));
         }
         let device = self.context.capabilities()?;
-        let checked = welcome.design.check(device);
+        let checked = offer.design.check(device);
         checked.map_err(ConnectError::from)?;
         let window = self.config.window;
-        let port = self.ud_port_config_for_answers(welcome.max_answer);
-        let payload = welcome.layout.payload;
-        let lanes = (0..welcome.partitions)
+        let port = self.ud_port_config_for_answers(offer.max_answer);
+        let payload = offer.layout.payload;
+        let lanes = (0..offer.partitions)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
-        let requests = match welcome.design {
+        let requests = match offer.design {
             Design::Herd => None,
             Design::Reads => Some(1),
             // A change posts two WRITEs and an atomic.
@@ -160,9 +164,9 @@ impl SessionOpener {
         let prepared = PreparedQueuePairs {
             lanes,
             one_sided,
-            hash_seed: welcome.seed,
-            server_design: welcome.design,
-            max_answer_bytes: welcome.max_answer,
+            hash_seed: offer.seed,
+            server_design: offer.design,
+            max_answer_bytes: offer.max_answer,
         };
         Ok((prepared, hello))
     }

@@ -19,7 +19,7 @@ pub(super) struct OneSidedOps {
 }
 
 impl OneSidedOps {
-    /// Returns true if the client executes such an operation itself.
+    /// Returns true if the client executes changes itself; if `is_change` is false, GETs.
     #[inline]
     pub(super) fn includes(self, is_change: bool) -> bool {
         if is_change {

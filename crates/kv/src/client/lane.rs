@@ -6,8 +6,8 @@ use std::time::Instant;
 use rpc::{RpcError, herd};
 use verbs::time;
 
-use super::answer_window::AnswerWindow;
 use super::request::{ClientStats, WindowSlot};
+use super::request_window::RequestWindow;
 use crate::wire::{self, REQUEST_PART_HEADER_BYTES, Status};
 
 /// Marks a slot without a request.
@@ -42,7 +42,7 @@ pub(super) struct Lane {
     outstanding_changes: VecDeque<u32>,
     /// Largest distance between the numbers of outstanding changes.
     max_change_seq_span: u32,
-    answer_window: AnswerWindow,
+    request_window: RequestWindow,
     pub(super) doorbells: u64,
     /// Time of the last message, or of the first request after a pause.
     pub(super) last_activity: Instant,
@@ -92,7 +92,7 @@ impl Lane {
             last_change_seq: 0,
             outstanding_changes: VecDeque::new(),
             max_change_seq_span: span,
-            answer_window: AnswerWindow::new(window as usize, recv_depth, chunk_bytes),
+            request_window: RequestWindow::new(window as usize, recv_depth, chunk_bytes),
             doorbells: 0,
             pending_error: None,
             last_activity: time::now(),
@@ -123,17 +123,17 @@ impl Lane {
             .client
             .next_request_number()
             .wrapping_sub(self.oldest_unanswered_request_number);
-        (under_way as usize) < self.answer_window.unanswered()
+        (under_way as usize) < self.request_window.unanswered()
     }
 
     /// Returns the number of requests that may be unanswered.
-    pub(super) fn answer_window(&self) -> usize {
-        self.answer_window.unanswered()
+    pub(super) fn request_window(&self) -> usize {
+        self.request_window.unanswered()
     }
 
     /// Limits the number of unanswered requests to that of an earlier connection.
-    pub(super) fn limit_answer_window(&mut self, unanswered: usize) {
-        self.answer_window.limit_to(unanswered);
+    pub(super) fn limit_request_window(&mut self, unanswered: usize) {
+        self.request_window.limit_to(unanswered);
     }
 
     /// Returns the number of a new change and marks it outstanding.
@@ -263,7 +263,7 @@ impl Lane {
             client,
             request_number_and_pending_index_by_slot: by_slot,
             outstanding_changes: changes,
-            answer_window,
+            request_window,
             ..
         } = self;
         let AnswerBuffers {
@@ -288,14 +288,14 @@ impl Lane {
                 value: reply.value,
             };
             if let Some((total, offset)) = reply.value_length_and_chunk_offset {
-                answer_window.record_chunk(total);
+                request_window.record_chunk(total);
                 if !store_value_chunk_is_last(pending, total, offset, reply.value) {
                     return;
                 }
                 std::mem::swap(buffer, &mut pending.chunked_value);
                 complete.value = buffer;
             } else {
-                answer_window.record_short_answer();
+                request_window.record_short_answer();
             }
             by_slot[place].1 = NO_REQUEST;
             // All parts but the last are only acknowledged.

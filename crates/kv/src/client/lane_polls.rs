@@ -24,15 +24,15 @@ impl LanePolls {
 
     /// Records that a lane has been given something to do.
     #[inline]
-    pub(super) fn record_work(&mut self, lane: usize) {
+    pub(super) fn set_work_flag(&mut self, lane: usize) {
         if let Some(may_have_work) = self.may_have_work.get_mut(lane) {
             *may_have_work = true;
         }
     }
 
-    /// Records that a lane has been polled.
+    /// Records whether a lane that was just polled still has work besides taking answers.
     #[inline]
-    pub(super) fn record_poll(&mut self, number: usize, lane: &Lane) {
+    pub(super) fn update_work_flag_after_poll(&mut self, number: usize, lane: &Lane) {
         if let Some(may_have_work) = self.may_have_work.get_mut(number) {
             *may_have_work = lane.has_work_before_poll();
         }

@@ -3,7 +3,6 @@
 //! `lane` sends RPCs to one partition. Each implementation of `design` executes requests in its way, the one-sided ones
 //! over [`rpc::one_sided`]. `connect` opens sessions. [`PipelinedClient`] keeps a window of requests outstanding.
 
-mod answer_window;
 mod blocking;
 mod connect;
 mod design;
@@ -15,6 +14,7 @@ mod pipeline;
 mod remote_index;
 mod remote_records;
 mod request;
+mod request_window;
 
 pub use blocking::{Client, RequestResult, RequestTicket, Value};
 pub use error::ClientError;

@@ -226,7 +226,7 @@ impl PipelinedClient {
             // An idle period does not count as silence.
             lane.last_activity = self.last_clock_reading;
         }
-        self.lane_polls.record_work(pending.lane_index);
+        self.lane_polls.set_work_flag(pending.lane_index);
         if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
             lane.pending_error.get_or_insert_with(|| Box::new(e));
         }
@@ -344,7 +344,7 @@ impl PipelinedClient {
                 }
                 Err(e) => result = result.and(Err(e)),
             }
-            self.lane_polls.record_poll(next, lane);
+            self.lane_polls.update_work_flag_after_poll(next, lane);
             next = self.lane_polls.next_to_poll(next + 1);
         }
         result
@@ -392,7 +392,7 @@ impl PipelinedClient {
             }
             self.design
                 .encode_server_request(pending, slot, &mut self.buffers.value);
-            self.lane_polls.record_work(pending.lane_index);
+            self.lane_polls.set_work_flag(pending.lane_index);
             if let Err(e) = lane.enqueue(slot, &self.buffers.value) {
                 lane.pending_error.get_or_insert_with(|| Box::new(e));
             }
@@ -472,7 +472,7 @@ impl PipelinedClient {
         }
         let lane = &mut self.lanes[pending.lane_index];
         lane.mark_change_outstanding_again(pending.change_seq);
-        self.lane_polls.record_work(pending.lane_index);
+        self.lane_polls.set_work_flag(pending.lane_index);
         if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
             lane.pending_error.get_or_insert_with(|| Box::new(e));
         }
@@ -490,7 +490,7 @@ impl PipelinedClient {
     /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_change_seq).collect();
-        let answer_window = self.lanes.iter().map(Lane::answer_window).min();
+        let request_window = self.lanes.iter().map(Lane::request_window).min();
         self.disconnect();
         let OpenSession {
             lanes,
@@ -515,10 +515,10 @@ impl PipelinedClient {
         self.lane_polls = LanePolls::new(&lanes);
         (self.lanes, self.design, self.server_session) = (lanes, design, Some(connection));
         self.server_design = served;
-        if let Some(unanswered) = answer_window {
+        if let Some(unanswered) = request_window {
             // Answers may have been lost because they were long.
             let lanes = self.lanes.iter_mut();
-            lanes.for_each(|lane| lane.limit_answer_window(unanswered));
+            lanes.for_each(|lane| lane.limit_request_window(unanswered));
         }
         if seed != self.hash_seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.

@@ -137,9 +137,10 @@ impl Index {
         prefetch(&self.all_buckets()[self.home_bucket(hash)]);
     }
 
-    /// Returns the position of the first item in the home bucket with the hash's tag, most likely the right one.
+    /// Returns the log position of the item that has this hash most likely: the first in the home bucket with the
+    /// hash's tag.
     #[inline]
-    pub(super) fn first_tag_match_position(&self, hash: u64) -> Option<usize> {
+    pub(super) fn likely_item_position(&self, hash: u64) -> Option<usize> {
         let bucket = &self.all_buckets()[self.home_bucket(hash)].0;
         let hit = bucket.iter().find(|w| **w >> 48 == tag(hash) && **w != 0);
         hit.map(|w| position_in_slot(*w))
@@ -170,8 +171,8 @@ impl Index {
         None
     }
 
-    /// Returns true if [`insert`](Self::insert) would find room.
-    pub(super) fn has_room(&self, hash: u64) -> bool {
+    /// Returns true if [`insert`](Self::insert) would find a free slot.
+    pub(super) fn has_free_slot_for(&self, hash: u64) -> bool {
         self.find_free_slot(hash).is_some()
     }
 
@@ -279,7 +280,7 @@ mod tests {
         for (i, pos) in (0..32).zip(0usize..) {
             assert_eq!(index.find(hash(i), |p| p == pos).expect("there").1, pos);
         }
-        assert!(!index.has_room(hash(32)) && !index.insert(hash(32), 32));
+        assert!(!index.has_free_slot_for(hash(32)) && !index.insert(hash(32), 32));
     }
 
     proptest! {

@@ -110,10 +110,10 @@ pub(super) struct ItemLog {
     capacity_units: usize,
     /// The seed of items' checksums, if items have checksums.
     checksum_seed: Option<u64>,
-    /// The position of the oldest block.
+    /// Position of the oldest block, in units of 8 bytes.
     oldest_pos: usize,
-    /// The position of the next block.
-    next_free_pos: usize,
+    /// Position of the next block, in units of 8 bytes; wraps at `capacity_units`.
+    append_pos: usize,
     /// Units of all blocks, including dead ones.
     live_and_dead_units: usize,
     dead_units: usize,
@@ -131,7 +131,7 @@ impl ItemLog {
             capacity_units: units,
             checksum_seed: readers.map(|r| r.1),
             oldest_pos: 0,
-            next_free_pos: 0,
+            append_pos: 0,
             live_and_dead_units: 0,
             dead_units: 0,
         })
@@ -296,35 +296,35 @@ impl ItemLog {
     /// block's until the item is written.
     pub(super) fn allocate_block(&mut self, units: usize) -> Option<usize> {
         if self.live_and_dead_units == 0 {
-            (self.oldest_pos, self.next_free_pos) = (0, 0);
+            (self.oldest_pos, self.append_pos) = (0, 0);
         }
-        let wrapped = self.next_free_pos < self.oldest_pos
-            || (self.live_and_dead_units > 0 && self.next_free_pos == self.oldest_pos);
+        let wrapped = self.append_pos < self.oldest_pos
+            || (self.live_and_dead_units > 0 && self.append_pos == self.oldest_pos);
         let end = if wrapped {
             self.oldest_pos
         } else {
             self.capacity_units
         };
-        if end - self.next_free_pos < units {
+        if end - self.append_pos < units {
             if wrapped || self.live_and_dead_units == 0 {
                 return None;
             }
             // The rest up to the end becomes a dead block.
-            let rest = end - self.next_free_pos;
+            let rest = end - self.append_pos;
             if rest > 0 {
-                self.set_word(self.next_free_pos, rest as u64);
+                self.set_word(self.append_pos, rest as u64);
                 self.live_and_dead_units += rest;
                 self.dead_units += rest;
             }
-            self.next_free_pos = 0;
+            self.append_pos = 0;
             if self.oldest_pos < units {
                 return None;
             }
         }
-        let pos = self.next_free_pos;
-        self.next_free_pos += units;
-        if self.next_free_pos == self.capacity_units {
-            self.next_free_pos = 0;
+        let pos = self.append_pos;
+        self.append_pos += units;
+        if self.append_pos == self.capacity_units {
+            self.append_pos = 0;
         }
         self.live_and_dead_units += units;
         self.set_word(pos, units as u64);
@@ -366,7 +366,7 @@ impl ItemLog {
         } else {
             pos + units
         };
-        (next != self.next_free_pos).then(|| (next, self.header(next)))
+        (next != self.append_pos).then(|| (next, self.header(next)))
     }
 
     /// Returns the units between the oldest block and this one.
@@ -382,7 +382,7 @@ impl ItemLog {
     pub(super) fn clear(&mut self) {
         (
             self.oldest_pos,
-            self.next_free_pos,
+            self.append_pos,
             self.live_and_dead_units,
             self.dead_units,
         ) = (0, 0, 0, 0);

@@ -181,7 +181,7 @@ impl Partition {
     /// [`prefetch_index`](Self::prefetch_index).
     #[inline]
     pub fn prefetch_item(&self, hash: u64) {
-        if let Some(pos) = self.index.first_tag_match_position(hash) {
+        if let Some(pos) = self.index.likely_item_position(hash) {
             self.log.prefetch(pos);
         }
     }
@@ -322,8 +322,8 @@ impl Partition {
             if !self.has_room_for(units) {
                 self.remove_expired_items_if_due();
             }
-            let room =
-                self.stats.items < self.index.max_items() as u64 && self.index.has_room(hash);
+            let room = self.stats.items < self.index.max_items() as u64
+                && self.index.has_free_slot_for(hash);
             let indexed = room || find(self).is_some();
             if !self.has_room_for(units) || !indexed {
                 self.stats.refused_full += 1;

@@ -192,7 +192,7 @@ impl FrameHeaders {
         };
         let segment = &frame[transport.clone()];
         // "An all zero transmitted checksum value means that the transmitter generated no checksum": RFC 768.
-        let none = self.has_any_layer_of(layer::UDP) && segment[UDP_CHECKSUM] == [0, 0];
+        let none = self.has_any_layer_of(layer::UDP) && segment[UDP_CHECKSUM_RANGE] == [0, 0];
         let header = Sum16BitWords::new().add_slice(&frame[ip.clone()]);
         header.ones_complement() == 0
             && (none || self.transport_sum(segment).ones_complement() == 0)
@@ -202,14 +202,18 @@ impl FrameHeaders {
     pub fn fill_in_checksums(&self, frame: &mut [u8]) {
         if let Some(ip) = &self.ipv4 {
             let header = &mut frame[ip.clone()];
-            header[IPV4_CHECKSUM].fill(0);
+            header[IPV4_CHECKSUM_RANGE].fill(0);
             let sum = Sum16BitWords::new().add_slice(header).ones_complement();
-            header[IPV4_CHECKSUM].copy_from_slice(&sum.to_ne_bytes());
+            header[IPV4_CHECKSUM_RANGE].copy_from_slice(&sum.to_ne_bytes());
         }
         if let Some(transport) = &self.transport_range {
             let segment = &mut frame[transport.clone()];
             let udp = self.has_any_layer_of(layer::UDP);
-            let at = if udp { UDP_CHECKSUM } else { TCP_CHECKSUM };
+            let at = if udp {
+                UDP_CHECKSUM_RANGE
+            } else {
+                TCP_CHECKSUM_RANGE
+            };
             segment[at.clone()].fill(0);
             let sum = self.transport_sum(segment);
             let sum = if udp {
@@ -223,9 +227,9 @@ impl FrameHeaders {
 }
 
 /// Positions of the checksums: RFC 791, 3.1; RFC 768; RFC 9293, 3.1.
-const IPV4_CHECKSUM: Range<usize> = 10..12;
-const UDP_CHECKSUM: Range<usize> = 6..8;
-const TCP_CHECKSUM: Range<usize> = 16..18;
+const IPV4_CHECKSUM_RANGE: Range<usize> = 10..12;
+const UDP_CHECKSUM_RANGE: Range<usize> = 6..8;
+const TCP_CHECKSUM_RANGE: Range<usize> = 16..18;
 
 /// Returns the position in `whole` of its slice `part`.
 fn range_within(whole: &[u8], part: &[u8]) -> Range<usize> {

@@ -76,7 +76,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
                 slot: index * crate::verb::ATOMIC_BYTES,
                 count: each + u64::from(u64::from(index) < more),
             });
-            qp.atomic_slots = places.collect();
+            qp.atomics_by_low_address_bits = places.collect();
         }
     }
     Some(fixed)

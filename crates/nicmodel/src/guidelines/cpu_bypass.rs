@@ -137,7 +137,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
                 atomics = counted.count.saturating_add(atomics);
             }
         }
-        qp.atomic_slots.clear();
+        qp.atomics_by_low_address_bits.clear();
         qp.adjacent_reads = 0;
         qp.postlists = qp.postlists.min(qp.posted_operations());
         qp.runs = qp.runs.min(qp.postlists);

@@ -146,7 +146,7 @@ pub(super) fn multiply_queue_pairs(observed: &OperationProfile, times: u32) -> O
             one.postlist_lengths
                 .iter_mut()
                 .for_each(|lengths| lengths.count = share(lengths.count));
-            one.atomic_slots
+            one.atomics_by_low_address_bits
                 .iter_mut()
                 .for_each(|slot| slot.count = share(slot.count));
             std::iter::repeat_n(one, usize::try_from(times).unwrap_or(1))

@@ -513,7 +513,7 @@ fn atomics(slots: u32) -> OperationProfile {
             slot: index * 8,
             count: 9600 / u64::from(slots),
         });
-        qp.atomic_slots = places.collect();
+        qp.atomics_by_low_address_bits = places.collect();
     }
     observed
 }

@@ -69,7 +69,11 @@ impl OperationProfile {
     /// would serve the same atomics. `None` without atomics.
     pub fn effective_atomic_locks(&self) -> Option<u32> {
         let mut count_by_slot = BTreeMap::<u32, u64>::new();
-        for slot in self.queue_pairs.iter().flat_map(|qp| &qp.atomic_slots) {
+        for slot in self
+            .queue_pairs
+            .iter()
+            .flat_map(|qp| &qp.atomics_by_low_address_bits)
+        {
             let count = count_by_slot.entry(slot.slot).or_default();
             *count = count.saturating_add(slot.count);
         }
@@ -214,7 +218,7 @@ mod tests {
         let mut profile = OperationProfile::default();
         assert_eq!(profile.effective_atomic_locks(), None);
         let mut qp = QueuePair::new(1, Transport::Rc);
-        qp.atomic_slots = vec![slot(0, 50), slot(8, 25), slot(16, 25)];
+        qp.atomics_by_low_address_bits = vec![slot(0, 50), slot(8, 25), slot(16, 25)];
         profile.queue_pairs.push(qp);
         assert_eq!(profile.effective_atomic_locks(), Some(2));
     }

@@ -40,7 +40,7 @@ impl OperationProfile {
             qp.runs = qp.runs.min(qp.postlists);
             qp.adjacent_reads = qp.adjacent_reads.min(qp.posted_operations());
             if qp.atomics_of_known_address() > qp.posted_operations() {
-                qp.atomic_slots.clear();
+                qp.atomics_by_low_address_bits.clear();
             }
         }
         notes.sort();
@@ -239,7 +239,7 @@ mod tests {
                 sent: vec![CountedOperations { operation, count }],
                 postlists: count,
                 runs: count,
-                atomic_slots: slots
+                atomics_by_low_address_bits: slots
                     .iter()
                     .map(|&slot| SlotCount { slot, count: 100 })
                     .collect(),

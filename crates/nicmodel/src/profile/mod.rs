@@ -255,15 +255,18 @@ fn toml_error_text(err: &toml::de::Error, text: &str) -> String {
     if wrong_kind
         .iter()
         .any(|kind| err.message().starts_with(kind))
-        && let Some((key, (low, high))) = err.span().and_then(|span| numeric_key(text, span.start))
+        && let Some((key, (low, high))) = err
+            .span()
+            .and_then(|span| key_and_range_at_offset(text, span.start))
     {
         message.push_str(&format!("\n{key} must be from {low} to {high}"));
     }
     message
 }
 
-/// Returns the key and range of the numeric field in the line at this offset. The key includes its table.
-fn numeric_key(text: &str, at: usize) -> Option<(String, (f64, f64))> {
+/// Returns the key and the permitted range of the numeric field in the line at this byte offset. The key includes its
+/// table.
+fn key_and_range_at_offset(text: &str, at: usize) -> Option<(String, (f64, f64))> {
     let before = text.get(..at)?;
     let begin = before.rfind('\n').map_or(0, |newline| newline + 1);
     let (field, _) = text.get(begin..)?.lines().next()?.split_once('=')?;

@@ -75,6 +75,7 @@ fn owned_list(list: *mut rdma_addrinfo) -> AddressList {
     unsafe { AddressList::new(list, rdma_freeaddrinfo) }
 }
 
+/// `rdma_query_addrinfo`: gives the program the list that `rdma_resolve_addrinfo` stored.
 fn query_addrinfo(id: IdArg<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result {
     let id = id.get()?;
     let place = info.get()?;

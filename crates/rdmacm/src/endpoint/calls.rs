@@ -7,11 +7,11 @@ use super::state::{
     Endpoint, EndpointPhase, EndpointState, EventDetail, reject_message, send_message,
 };
 use crate::addr::IdAddress;
+use crate::cm_thread::TimerPurpose;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
 use crate::mad::{Listener, MessageConsumer};
 use crate::ports::{IdBinding, UnreachedReason};
-use crate::service::TimerPurpose;
 use crate::wire::{AcceptReply, CmMessage, Request, reason};
 use verbs_abi::RDMA_CM_EVENT_UNREACHABLE;
 
@@ -60,7 +60,7 @@ impl Endpoint {
         let socket = self.cm.ports.listen(claim)?;
         state.backlog = backlog;
         state.phase = EndpointPhase::Listening;
-        self.cm.service.watch(&socket, self)?;
+        self.cm.cm_thread.watch(&socket, self)?;
         state.socket = Some(socket);
         self.listen_for_mads(&state);
         Ok(())
@@ -136,7 +136,7 @@ impl Endpoint {
         };
         match self.cm.ports.connect(self.port_space, request.dst) {
             Ok(socket) => {
-                let sent = self.cm.service.watch(&socket, self);
+                let sent = self.cm.cm_thread.watch(&socket, self);
                 let sent = sent.and_then(|()| send_message(&socket, &CmMessage::Request(request)));
                 state.socket = Some(socket);
                 if let Err(Errno(errno)) = sent {
@@ -146,7 +146,7 @@ impl Endpoint {
             Err(UnreachedReason::BacklogFull) => {
                 state.unsent_request = Some(request);
                 self.cm
-                    .service
+                    .cm_thread
                     .set_alarm(REQUEST_RETRY_PAUSE, self, TimerPurpose::RetryRequest);
             }
             Err(UnreachedReason::NoListener)
@@ -154,7 +154,7 @@ impl Endpoint {
             {
                 state.unsent_request = Some(request);
                 self.cm
-                    .service
+                    .cm_thread
                     .set_alarm(REQUEST_RETRY_PAUSE, self, TimerPurpose::RetryRequest);
             }
             Err(UnreachedReason::NoListener) => {

@@ -1,4 +1,4 @@
-//! The reactions of an endpoint to messages and timers, called by the service thread.
+//! The reactions of an endpoint to messages and timers, called by the connection manager thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use verbs_abi::*;
 
 use super::state::{Endpoint, EndpointPhase, EndpointState, EventDetail, reject_message};
+use crate::cm_thread::{EventHandler, TimerPurpose};
 use crate::errno::Errno;
 use crate::lock::lock;
 use crate::mad::{Connection, Listener, MessageConsumer};
-use crate::service::{EventHandler, TimerPurpose};
 use crate::wire::{AcceptReply, CmMessage, MAX_MESSAGE_BYTES, NegotiatedParams, Request, reason};
 
 /// Pause before a listener retries `accept(2)` after a lack of descriptors.
@@ -53,7 +53,7 @@ impl EventHandler for Endpoint {
             TimerPurpose::RetryAccept if state.phase == EndpointPhase::Listening => {
                 if let Some(listener) = &state.socket {
                     self.cm
-                        .service
+                        .cm_thread
                         .set_reading_paused(listener, self.token(), false);
                 }
             }
@@ -130,10 +130,10 @@ impl Endpoint {
                 Err(e) if Errno::from(e).is_resource_shortage() => {
                     // The socket stays readable, so it is muted until the retry.
                     self.cm
-                        .service
+                        .cm_thread
                         .set_reading_paused(listener, self.token(), true);
-                    let service = self.cm.service;
-                    service.set_alarm(ACCEPT_RETRY_PAUSE, self, TimerPurpose::RetryAccept);
+                    let cm_thread = self.cm.cm_thread;
+                    cm_thread.set_alarm(ACCEPT_RETRY_PAUSE, self, TimerPurpose::RetryAccept);
                     return;
                 }
                 Err(_) => return,
@@ -147,7 +147,7 @@ impl Endpoint {
                 Arc::downgrade(self),
             );
             let mut new_state = lock(&new.state);
-            if self.cm.service.watch(&socket, &new).is_ok() {
+            if self.cm.cm_thread.watch(&socket, &new).is_ok() {
                 new_state.socket = Some(socket);
             }
         }
@@ -178,7 +178,7 @@ impl Endpoint {
                 EndpointPhase::RepSent | EndpointPhase::RepReceived | EndpointPhase::Established,
                 CmMessage::Disconnect,
             ) => {
-                // The service thread answers, so that the peer does not wait for the program.
+                // The connection manager thread answers, so that the peer does not wait for the program.
                 let _ = self.send(state, &CmMessage::DisconnectReply);
                 self.on_disconnected(state);
             }

@@ -10,13 +10,13 @@ use verbs_abi::*;
 
 use crate::channel::Channel;
 use crate::cm::{Cm, TIMEWAIT};
+use crate::cm_thread::TimerPurpose;
 use crate::connection_params::ConnectionParams;
 use crate::errno::{INVALID, Result};
 use crate::lock::lock;
 use crate::mad::Connection;
 use crate::multicast::GroupMembership;
 use crate::ports::PortClaim;
-use crate::service::TimerPurpose;
 use crate::wire::{CmMessage, NegotiatedParams, QpAddress, Request, reason};
 
 /// An event of an id.
@@ -161,7 +161,7 @@ impl Endpoint {
         let mut ends = ConnectionParams::default();
         ends.local.first_psn_from_peer = getrandom::u32().unwrap_or(0) & 0x00ff_ffff;
         Arc::new(Self {
-            token: cm.service.new_token(),
+            token: cm.cm_thread.new_token(),
             cm,
             port_space,
             is_datagram,
@@ -183,7 +183,7 @@ impl Endpoint {
         })
     }
 
-    /// Returns the token that identifies the endpoint in the service thread.
+    /// Returns the token that identifies the endpoint in the connection manager thread.
     pub(super) fn token(&self) -> u64 {
         self.token
     }
@@ -353,7 +353,7 @@ impl Endpoint {
         self.drop_transport(state);
         self.push_event(state, RDMA_CM_EVENT_DISCONNECTED, 0, EventDetail::None);
         self.cm
-            .service
+            .cm_thread
             .set_alarm(TIMEWAIT, self, TimerPurpose::TimeWaitExit);
     }
 
@@ -366,7 +366,7 @@ impl Endpoint {
         }
         let alarm = TimerPurpose::ResponseTimeout(state.response_timer_generation);
         self.cm
-            .service
+            .cm_thread
             .set_alarm(self.cm.answer_timeout, self, alarm);
     }
 
@@ -384,7 +384,7 @@ impl Endpoint {
             connection.remove_consumer();
         }
         if let Some(socket) = state.socket.take() {
-            self.cm.service.unwatch(&socket, self.token);
+            self.cm.cm_thread.unwatch(&socket, self.token);
         }
     }
 }

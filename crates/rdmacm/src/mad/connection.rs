@@ -10,9 +10,9 @@ use super::format::{self, CommunicationIds};
 use super::machine::{
     Actions, CallerAction, CmMessageKind, CmState, CmStateMachine, ConnectionTimeouts,
 };
+use crate::cm_thread::{CmThread, EventHandler, TimerPurpose};
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
-use crate::service::{EventHandler, ServiceThread, TimerPurpose};
 use crate::wire::{CmMessage, reason};
 
 /// The receiver of a connection's messages: an endpoint.
@@ -27,7 +27,7 @@ pub(crate) trait MessageConsumer: Send + Sync {
 /// The state that all connections of a process share.
 pub(super) struct SharedConnectionState {
     pub(super) gsi: &'static Gsi,
-    pub(super) service: &'static ServiceThread,
+    pub(super) cm_thread: &'static CmThread,
     /// Origin of the state machines' times.
     pub(super) time_origin: Instant,
     pub(super) ended_ids: EndedIds,
@@ -92,7 +92,7 @@ impl Connection {
     ) -> Arc<Self> {
         Arc::new(Self {
             shared,
-            token: shared.service.new_token(),
+            token: shared.cm_thread.new_token(),
             ports,
             inner: Mutex::new(ConnectionInner {
                 machine: CmStateMachine::new(times),
@@ -246,7 +246,7 @@ impl Connection {
         if let Some(deadline) = inner.machine.next_expiry() {
             let delay = deadline.saturating_sub(self.now());
             let alarm = TimerPurpose::MadConnectionAlarm(inner.alarm_generation);
-            self.shared.service.set_alarm(delay, self, alarm);
+            self.shared.cm_thread.set_alarm(delay, self, alarm);
         }
     }
 }

@@ -19,11 +19,11 @@ use super::connection::{
 };
 use super::format::{self, CommunicationIds};
 use super::machine::ConnectionTimeouts;
+use crate::cm_thread::{CmThread, EventHandler, TimerPurpose};
 use crate::errno::{Errno, INVALID, Result};
 use crate::gsi;
 use crate::lock::lock;
 use crate::ports::{PortClaim, PortFolder};
-use crate::service::{EventHandler, ServiceThread, TimerPurpose};
 use crate::wire::{CmMessage, Request, reason};
 
 /// A listener for requests: an endpoint.
@@ -61,7 +61,7 @@ struct ConnectionTable {
 /// The configuration of a process's connections by MADs.
 pub(crate) struct Settings {
     pub(crate) gsi: &'static Gsi,
-    pub(crate) service: &'static ServiceThread,
+    pub(crate) cm_thread: &'static CmThread,
     pub(crate) ports: &'static PortFolder,
     /// GUID of the device, in host byte order.
     pub(crate) ca_guid: u64,
@@ -90,11 +90,11 @@ impl MadConnections {
     pub(crate) fn start(settings: &Settings) -> Result<Arc<Self>> {
         let slot = gsi::open_qp1(settings.gsi)?;
         let socket = settings.ports.make_mad_socket(slot)?;
-        let service = settings.service;
+        let cm_thread = settings.cm_thread;
         let hub = Arc::new(Self {
             shared: Box::leak(Box::new(SharedConnectionState {
                 gsi: settings.gsi,
-                service,
+                cm_thread,
                 time_origin: Instant::now(),
                 ended_ids: EndedIds::default(),
             })),
@@ -107,14 +107,14 @@ impl MadConnections {
             },
             slot,
             socket,
-            token: service.new_token(),
+            token: cm_thread.new_token(),
             table: Mutex::new(ConnectionTable {
                 // Messages for an earlier process in this slot may still arrive, so the first id is random.
                 next_id: getrandom::u32().unwrap_or(0),
                 ..ConnectionTable::default()
             }),
         });
-        service.watch(&hub.socket, &hub)?;
+        cm_thread.watch(&hub.socket, &hub)?;
         Ok(hub)
     }
 
@@ -341,7 +341,7 @@ impl MadConnections {
         {
             // One alarm is for all waiting requests. Otherwise each alarm would set one for each of them.
             if table.waiting_requests.is_empty() {
-                self.shared.service.set_alarm(
+                self.shared.cm_thread.set_alarm(
                     LISTENER_RETRY_PAUSE,
                     self,
                     TimerPurpose::RetryQueuedMadRequests,

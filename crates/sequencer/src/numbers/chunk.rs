@@ -1,6 +1,6 @@
 //! A subset of the numbers of one chunk, in compact form.
 
-/// Number of values in a chunk.
+/// Number of consecutive numbers that one chunk of a number set covers.
 pub(super) const NUMBERS_PER_CHUNK: u64 = 1 << 16;
 /// Number of words in a chunk's bitmap.
 pub(super) const BITMAP_WORDS: usize = (NUMBERS_PER_CHUNK / 64) as usize;

@@ -44,7 +44,7 @@ fn garbage_at_the_rendezvous_is_refused_and_forgotten() {
         writeln!(stream, "{line}").expect("writes");
         let mut reader = BufReader::new(stream);
         let mut answer = String::new();
-        reader.read_line(&mut answer).expect("the welcome");
+        reader.read_line(&mut answer).expect("the server's offer");
         answer.clear();
         reader.read_line(&mut answer).expect("the refusal");
         assert!(answer.starts_with(r#"{"refused":{"#), "{line}: {answer}");

@@ -138,7 +138,7 @@ fn every_window_policy_scan_and_spread_gets_all_numbers() {
                 workers: 3,
                 batch: 32,
                 queues: Some(4),
-                rotate: !is_rpc,
+                rotates_answer_qps: !is_rpc,
                 scan: RegionScan::OneEach,
                 split: if is_rpc { 2 } else { 1 },
                 ..ServerConfig::default()

@@ -27,7 +27,7 @@ pub const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub const MAX_CQS: usize = 1 << 14;
 /// Maximum number of XRC shared receive queues of a process; only these shared receive queues have
 /// a number.
-pub const MAX_SRQS: usize = 1 << QP_INDEX_BITS;
+pub const MAX_XRC_SRQS: usize = 1 << QP_INDEX_BITS;
 /// Maximum number of attachments of a process's queue pairs to multicast groups.
 pub const MAX_MCASTS: usize = 4096;
 /// Maximum number of flows that steer raw packets to a process's queue pairs.
@@ -458,7 +458,7 @@ pub const LOCKS_AT: usize = table_end(HAZARDS_AT, HAZARD_SLOTS * size_of::<Hazar
 /// Offset of the shared receive queues.
 pub const SRQS_AT: usize = table_end(LOCKS_AT, ATOMIC_LOCKS * size_of::<RemoteAtomicsLock>());
 /// Offset of the multicast attachments.
-pub const MCASTS_AT: usize = table_end(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
+pub const MCASTS_AT: usize = table_end(SRQS_AT, MAX_XRC_SRQS * size_of::<SrqShared>());
 /// Offset of the protection domains.
 pub const PDS_AT: usize = table_end(MCASTS_AT, MAX_MCASTS * size_of::<McastAttachmentShared>());
 /// Offset of the device memories.

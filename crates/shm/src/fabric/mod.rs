@@ -135,7 +135,7 @@ impl Fabric {
                 path: dir.to_owned(),
             })?;
         let files = UnlistedFilesCleanup { dir, incarnation };
-        let (segment_file, segment) = create_segment(dir, incarnation)?;
+        let (segment_file, segment) = create_own_segment(dir, incarnation)?;
         let me = Arc::new(Peer {
             slot,
             incarnation,
@@ -357,7 +357,7 @@ impl Fabric {
 }
 
 /// Creates the segment file of this process, which peers open.
-fn create_segment(dir: &Path, incarnation: u64) -> Result<(File, Segment), FabricError> {
+fn create_own_segment(dir: &Path, incarnation: u64) -> Result<(File, Segment), FabricError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)

@@ -18,7 +18,7 @@ pub struct ProcessName {
     pub device: u8,
 }
 
-/// Position of the lowest bit of the device number in the second word of a name file.
+/// Shift of the device number in the second word of a name file; the lower bits hold the process's slot.
 const DEVICE_SHIFT: u32 = 56;
 
 /// First word of a name file.

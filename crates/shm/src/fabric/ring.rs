@@ -336,7 +336,7 @@ pub fn fuzz(bytes: &[u8]) {
             Ok(false) => break,
             Err(InvalidRingValue) => return,
         }
-        assert!(producer.accepted_head() <= producer.pos());
+        assert!(producer.accepted_head() <= producer.write_position());
     }
 }
 

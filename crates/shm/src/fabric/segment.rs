@@ -276,7 +276,7 @@ impl Segment {
     );
     table!(
         /// Returns shared receive queue `index`.
-        srq, find_srq, SrqShared, SRQS_AT, MAX_SRQS
+        srq, find_srq, SrqShared, SRQS_AT, MAX_XRC_SRQS
     );
     table!(
         /// Returns multicast attachment `index`.

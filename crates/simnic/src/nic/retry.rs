@@ -89,12 +89,12 @@ impl Simulation {
         let retransmission = qp.retransmission.get_or_insert_default();
         if retransmission.schedule(at, cause) {
             self.events
-                .push(at, SimulationEvent::RetryDue { qp: index });
+                .push(at, SimulationEvent::RetransmissionDue { qp: index });
         }
     }
 
     /// Sends messages again, if the retry is still due.
-    pub(crate) fn handle_due_retry(&mut self, index: u32, now: Ps) {
+    pub(crate) fn handle_due_retransmission(&mut self, index: u32, now: Ps) {
         let Some(qp) = self.qp(index).filter(|qp| qp.state == abi::IBV_QPS_RTS) else {
             return;
         };

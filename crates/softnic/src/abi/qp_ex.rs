@@ -92,31 +92,31 @@ pub(super) fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-/// The list that this thread builds, between start and complete.
-struct ListBeingBuilt<'a> {
+/// The postlist that this thread builds, from `ibv_wr_start` to `ibv_wr_complete`.
+struct PostlistBeingBuilt<'a> {
     qp: &'a Qp,
     builder: &'a WrBuilder,
-    list: &'a mut BuiltPostlist,
+    postlist: &'a mut BuiltPostlist,
     /// The `wr_id` and `wr_flags` that the program has set for the next operation.
     wr_id: u64,
     wr_flags: u32,
 }
 
-impl<'a> ListBeingBuilt<'a> {
+impl<'a> PostlistBeingBuilt<'a> {
     /// # Safety
     /// `handle` is NULL, or a queue pair that this thread builds a list for: between `ibv_wr_start` and
     /// `ibv_wr_complete` or `ibv_wr_abort`. Until the result ends there is no other for that queue pair.
     #[inline(always)]
     unsafe fn of(handle: *mut ibv_qp_ex) -> Option<Self> {
-        // SAFETY: NULL or live, since the program builds a list for it; `list` belongs to this thread, and so do the two
-        // fields (contract of this function).
+        // SAFETY: NULL or live, since the program builds a list for it; `postlist` belongs to this thread, and so do
+        // the two fields (contract of this function).
         unsafe {
             let qp = deref_handle::<Qp>(handle.cast())?;
             let builder = qp.builder.as_ref()?;
             Some(Self {
                 qp,
                 builder,
-                list: &mut *builder.list(),
+                postlist: &mut *builder.list(),
                 wr_id: (*handle).wr_id,
                 wr_flags: (*handle).wr_flags,
             })
@@ -131,7 +131,7 @@ impl<'a> ListBeingBuilt<'a> {
         wr.send_flags = self.wr_flags & !IBV_SEND_INLINE;
         wr.opcode = opcode;
         fill(&mut wr);
-        self.list.append_wr(wr);
+        self.postlist.append_wr(wr);
     }
 }
 
@@ -145,23 +145,26 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 
 unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the program has begun a list from this thread, and ends it here (`ibv_wr_post(3)`).
-    let Some(building) = (unsafe { ListBeingBuilt::of(qp) }) else {
+    let Some(building) = (unsafe { PostlistBeingBuilt::of(qp) }) else {
         return libc::EINVAL;
     };
-    let ListBeingBuilt {
-        qp, builder, list, ..
+    let PostlistBeingBuilt {
+        qp,
+        builder,
+        postlist,
+        ..
     } = building;
     let refused = if FAULTS {
         faulty::injected_errno_for_qp("ibv_wr_complete", qp.fault_plan_identity())
     } else {
         None
     };
-    let result = match (refused, list.set_pointers()) {
+    let result = match (refused, postlist.set_pointers()) {
         (Some(errno), _) | (None, Err(errno)) => errno,
-        // SAFETY: `link` has made a list of `len` work requests, whose pointers lead to the vectors of `list`.
+        // SAFETY: `link` has made a list of `len` work requests, whose pointers lead to the vectors of `postlist`.
         (None, Ok((first, len))) => unsafe { send::post_send_all::<XRC, FAULTS>(qp, first, len) },
     };
-    builder.empty_and_release(list);
+    builder.empty_and_release(postlist);
     if FAULTS {
         incidents::carry_out_deferred(qp.nic);
     }
@@ -178,7 +181,7 @@ macro_rules! building {
                 let $arg = unsafe { <$type as Arg>::from_c($arg) };
             )*
             // SAFETY: the program has begun a list from this thread (`ibv_wr_post(3)`).
-            if let Some($building) = &mut unsafe { ListBeingBuilt::of(qp) } {
+            if let Some($building) = &mut unsafe { PostlistBeingBuilt::of(qp) } {
                 $body;
             }
         }
@@ -186,7 +189,7 @@ macro_rules! building {
 }
 
 building! {
-    fn wr_abort() = |list| list.builder.empty_and_release(list.list);
+    fn wr_abort() = |list| list.builder.empty_and_release(list.postlist);
     fn wr_send() = |list| list.begin(IBV_WR_SEND, |_| {});
     fn wr_send_imm(imm: u32) = |list| list.begin(IBV_WR_SEND_WITH_IMM, |wr| wr.imm.imm_data = imm);
     fn wr_rdma_write(rkey: u32, addr: u64) = |list| list.begin(IBV_WR_RDMA_WRITE, |wr| {
@@ -238,25 +241,25 @@ building! {
     fn wr_atomic_write(rkey: u32, addr: u64, atomic_wr: AtomicWriteValue) = |list| {
         list.begin(IBV_WR_ATOMIC_WRITE, |wr| wr.wr.rdma = rdma(addr, rkey));
         match atomic_wr.0 {
-            Some(bytes) => list.list.copy_inline(&bytes),
-            None => list.list.record_errno(libc::EINVAL),
+            Some(bytes) => list.postlist.copy_inline(&bytes),
+            None => list.postlist.record_errno(libc::EINVAL),
         }
     };
     fn wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) = |list| {
-        if let Some(wr) = list.list.last_wr() {
+        if let Some(wr) = list.postlist.last_wr() {
             wr.wr.ud = ibv_send_wr_wr_ud { ah, remote_qpn, remote_qkey };
         }
     };
-    fn wr_set_xrc_srqn(remote_srqn: u32) = |list| if let Some(wr) = list.list.last_wr() {
+    fn wr_set_xrc_srqn(remote_srqn: u32) = |list| if let Some(wr) = list.postlist.last_wr() {
         wr.qp_type.xrc = ibv_send_wr_qp_type_xrc { remote_srqn };
     };
     /// A zero-length message needs no SGE, but may have one.
     fn wr_set_sge(lkey: u32, addr: u64, length: u32) = |list| {
-        list.list.set_sges(&[ibv_sge { addr, length, lkey }])
+        list.postlist.set_sges(&[ibv_sge { addr, length, lkey }])
     };
     fn wr_set_sge_list(n: usize, sges: *const ibv_sge) = |list| {
         // SAFETY: the list has `n` entries (`ibv_wr_set_sge_list(3)`).
-        list.list.set_sges(unsafe { slice_from_c(sges, n) })
+        list.postlist.set_sges(unsafe { slice_from_c(sges, n) })
     };
     fn wr_set_inline_data(addr: *mut c_void, length: usize) = |list| {
         copy_inline_payload(list, &[ibv_data_buf { addr, length }])
@@ -294,20 +297,20 @@ fn atomic(remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ibv_send_
 
 /// Copies the payload: "the buffers can be reused immediately" (`ibv_wr_post(3)`).
 #[inline(always)]
-fn copy_inline_payload(building: &mut ListBeingBuilt<'_>, buffers: &[ibv_data_buf]) {
-    if building.list.last_wr().is_none() {
+fn copy_inline_payload(building: &mut PostlistBeingBuilt<'_>, buffers: &[ibv_data_buf]) {
+    if building.postlist.last_wr().is_none() {
         return;
     }
     let total = buffers
         .iter()
         .fold(0usize, |sum, b| sum.saturating_add(b.length));
     if total > building.qp.max_inline_data() {
-        return building.list.record_errno(libc::ENOMEM);
+        return building.postlist.record_errno(libc::ENOMEM);
     }
-    building.list.copy_inline(&[]);
+    building.postlist.copy_inline(&[]);
     for b in buffers {
         // SAFETY: each buffer has as many readable bytes as it says (`ibv_wr_set_inline_data_list(3)`).
         let bytes = unsafe { slice_from_c(b.addr.cast::<u8>(), b.length) };
-        building.list.copy_inline(bytes);
+        building.postlist.copy_inline(bytes);
     }
 }

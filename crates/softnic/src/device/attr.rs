@@ -31,7 +31,7 @@ pub(crate) fn device_attr(
     // Every device is a system of its own: both GUIDs are the same.
     attr.sys_image_guid = attr.node_guid;
     attr.vendor_id = identity.vendor_id;
-    attr.vendor_part_id = identity.part_id;
+    attr.vendor_part_id = identity.vendor_part_id;
     attr.max_mr_size = MAX_MR_SIZE;
     // One bit per supported page size: every power of two from 4 KiB, as mlx5.
     attr.page_size_cap = !0xfff;

@@ -30,7 +30,7 @@ pub(crate) struct Port {
     /// The kernel's number of the interface that each of them belongs to; 0 for none.
     pub(crate) gid_if_indices: Vec<u32>,
     /// True if GID 0 is an address of an interface.
-    pub(crate) gid_0_is_address: bool,
+    pub(crate) gid_0_is_interface_address: bool,
     /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
     pub(crate) lid: u16,
     /// The other ports of this host, to which it is connected by a switch.
@@ -43,7 +43,7 @@ pub(crate) struct OtherPort {
     pub(super) place: PortPlace,
     pub(super) gids: Vec<[u8; 16]>,
     pub(super) gid_if_indices: Vec<u32>,
-    gid_0_is_address: bool,
+    gid_0_is_interface_address: bool,
     lid: u16,
     /// This process has it, too. Else another process of this host may have it.
     pub(super) is_of_this_process: bool,
@@ -55,7 +55,7 @@ impl OtherPort {
             place: port.place,
             gids: port.gids.clone(),
             gid_if_indices: port.gid_if_indices.clone(),
-            gid_0_is_address: port.gid_0_is_address,
+            gid_0_is_interface_address: port.gid_0_is_interface_address,
             lid: port.lid,
             is_of_this_process: is_here,
         }
@@ -63,7 +63,7 @@ impl OtherPort {
 
     /// The first address, where `gid` is GID 0 and no interface has it.
     pub(super) fn address_standing_in_for_gid_0(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
-        let is_made = !self.gid_0_is_address && self.gids.first() == Some(&gid);
+        let is_made = !self.gid_0_is_interface_address && self.gids.first() == Some(&gid);
         self.gids.get(1).copied().filter(|_| is_made)
     }
 
@@ -74,7 +74,7 @@ impl OtherPort {
             .iter()
             .copied()
             .zip(self.gid_if_indices.iter().copied());
-        entries.skip(usize::from(!self.gid_0_is_address))
+        entries.skip(usize::from(!self.gid_0_is_interface_address))
     }
 }
 
@@ -91,7 +91,7 @@ impl Port {
     ) -> Self {
         let mut gids = vec![link_local_gid(guid)];
         let mut gid_interfaces = vec![0];
-        let mut gid_0_is_address = false;
+        let mut gid_0_is_interface_address = false;
         if link_layer == LinkLayer::Ethernet {
             let link_local = addresses
                 .extract_if(.., |a| is_link_local(&a.ip))
@@ -105,7 +105,7 @@ impl Port {
                 .find(|a| a.kernel_if_index() == gid_interfaces[0]);
             if let Some(own) = own {
                 gids[0] = gid_of_ip(own.ip);
-                gid_0_is_address = true;
+                gid_0_is_interface_address = true;
             }
             for address in addresses {
                 let gid = gid_of_ip(address.ip);
@@ -124,7 +124,7 @@ impl Port {
             link_layer,
             gids,
             gid_if_indices: gid_interfaces,
-            gid_0_is_address,
+            gid_0_is_interface_address,
             lid,
             other_ports_of_this_host: Vec::new(),
         }

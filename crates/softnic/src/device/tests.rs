@@ -283,7 +283,7 @@ fn port_of_this_host() {
     let guid = guid_of_interface(&port_addresses(addresses.clone())).unwrap_or(node_guid);
     let port = port_of(LinkLayer::Ethernet, guid, addresses.clone());
     assert_eq!(port.gids[0][..8], LINK_LOCAL_PREFIX);
-    assert!(port.gid_0_is_address || port.gids[0] == link_local_gid(guid));
+    assert!(port.gid_0_is_interface_address || port.gids[0] == link_local_gid(guid));
     assert_eq!(
         port,
         port_of(LinkLayer::Ethernet, guid, interface_addresses().unwrap())

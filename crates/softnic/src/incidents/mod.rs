@@ -102,9 +102,9 @@ pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<TargetedIncident>) {
     }
 }
 
-/// Carries out the incidents that struck while a queue was locked.
+/// Carries out the incidents that became due while a queue was locked.
 pub(crate) fn carry_out_deferred(nic: &'static Nic) {
-    let owed = faults::take_deferred_incidents();
+    let owed = faults::take_incidents_deferred_by_queue_lock();
     if !owed.is_empty() {
         carry_out(nic, owed);
     }

@@ -155,7 +155,7 @@ impl InboundRing {
     #[cold]
     fn note_that_engine_consumed(&self) {
         if let Some(header) = self.header() {
-            let head = self.consumer.pos();
+            let head = self.consumer.read_position();
             // The `Release` store of the head follows.
             header.head_stored_by_engine.store(head, Ordering::Relaxed);
         }

@@ -4,6 +4,7 @@ mod inbound;
 mod packets;
 mod place;
 mod queue;
+mod requested_memory;
 mod run;
 mod tags;
 mod xrc;
@@ -111,7 +112,9 @@ impl RecvSide {
         if takes {
             let until = match &self.rings[..] {
                 // Each message takes at least one slot. Other queue pairs may take the WRs of an SRQ.
-                [ring] if qp.srq.is_none() => ring.consumer.pos() + qp.recv_queue().lock().len(),
+                [ring] if qp.srq.is_none() => {
+                    ring.consumer.read_position() + qp.recv_queue().lock().len()
+                }
                 _ => 0,
             };
             if shared

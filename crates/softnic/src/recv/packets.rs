@@ -8,9 +8,9 @@ use roce::rc::responder::Responder;
 use roce::target::{AtomicOperation, Refusal, ResponderTarget};
 use roce::uc;
 
+use super::requested_memory::RequestedMemory;
 use crate::lock::lock;
 use crate::path::{Counter, DropReason, PacketArrival};
-use crate::send::RequestedMemory;
 use link::PacketFlow;
 
 /// The state of a queue pair for requests that reach it by packets.

@@ -53,7 +53,7 @@ pub(super) fn take_plain_sends<const UD: bool>(
         head += 1;
     }
     if head != begin {
-        let pos = records.pos();
+        let pos = records.read_position();
         rq.wrs_taken = head;
         ring.consumer.advance_to(pos);
         ring.rnr_wait.end_wait();

@@ -274,7 +274,7 @@ unsafe fn execute_sends<const UD: bool>(
         if !UD || signaled {
             let wqe = SendWqe {
                 wr_id: this.wr_id,
-                ring_end: run.pos(),
+                ring_end: run.write_position(),
                 seq,
                 byte_len_or_vendor_err: byte_len,
                 opcode: code_as_byte(IBV_WC_SEND),

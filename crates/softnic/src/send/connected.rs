@@ -235,7 +235,7 @@ pub(super) fn connected_send(
                 }
                 out.ring_producer
                     .add_to_postlist(header(kind, flags, imm, len, out.current_srqn), total);
-                return ExecutionResult::InRing(out.ring_producer.pos());
+                return ExecutionResult::InRing(out.ring_producer.write_position());
             }
             // Inline data cannot be sent by reference: the program may reuse its memory after the post.
             Ok(false) if inline => return ExecutionResult::Later,
@@ -262,7 +262,7 @@ pub(super) fn connected_send(
         header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.current_srqn),
         bytes,
     );
-    ExecutionResult::InRing(out.ring_producer.pos())
+    ExecutionResult::InRing(out.ring_producer.write_position())
 }
 
 /// Returns true if peers can reach the memory of the first non-empty SGE only by system call.
@@ -367,7 +367,10 @@ pub(super) fn leave_write_to_receiver(
                 let header = header(RecordKind::Write, 0, rkey, len, 0);
                 out.ring_producer
                     .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + total);
-                return ExecutionResult::OrderedWriteInRing(out.ring_producer.pos(), len);
+                return ExecutionResult::OrderedWriteInRing(
+                    out.ring_producer.write_position(),
+                    len,
+                );
             }
             Ok(false) if must_copy => return ExecutionResult::Later,
             Ok(false) => {}
@@ -410,7 +413,7 @@ fn leave_write_by_reference(
     let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
     out.ring_producer
         .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + bytes);
-    ExecutionResult::OrderedWriteInRing(out.ring_producer.pos(), len)
+    ExecutionResult::OrderedWriteInRing(out.ring_producer.write_position(), len)
 }
 
 /// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.

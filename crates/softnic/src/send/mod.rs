@@ -19,7 +19,6 @@ mod progress;
 mod queue;
 mod raw;
 mod rendezvous;
-mod responder_memory;
 mod single_send;
 mod single_write;
 mod traffic;
@@ -74,6 +73,7 @@ pub(crate) use builder::{BuiltPostlist, WrBuilder};
 pub(crate) use connected::{WRITE_RECORD_PREFIX_BYTES, start_counting_traffic};
 pub(crate) use one_sided::{
     FlushRange, TargetQp, read_to_unmapped_or_tell_if_local_failed, remote_region,
+    required_pd_number,
 };
 pub(crate) use packets::{
     ConnectedRequester, packet_timeout_ns, process_answer_or_congestion_notice,
@@ -85,7 +85,6 @@ pub(crate) use progress::{
     publish_traffic_if_send_queue_free, send_waiting_multi_receiver_datagrams, wake_awaited_peer,
 };
 pub(crate) use queue::{SendQueue, SendWork, WrError};
-pub(crate) use responder_memory::RequestedMemory;
 pub(crate) use single_send::{is_single_send, post_unless_general_path_needed as post_single_send};
 pub(crate) use single_write::{
     is_single_write, post_unless_general_path_needed as post_single_write,

@@ -170,7 +170,7 @@ fn is_own_memory_mapped(addr: u64, len: u64, access: Access) -> bool {
 
 /// Returns the number, in the peer's process, of the protection domain that requests to `dest` must be in.
 #[inline]
-pub(super) fn required_pd_number(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
+pub(crate) fn required_pd_number(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
     if domain == 0 {
         return Some(dest.pd.load(Ordering::Relaxed));
@@ -181,7 +181,7 @@ pub(super) fn required_pd_number(to: &TargetQp<'_>, dest: &QpShared) -> Option<u
 #[cold]
 fn pd_number_of_xrc_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
-    let srq = to.peer.segment.find_srq(to.srqn as usize % MAX_SRQS)?;
+    let srq = to.peer.segment.find_srq(to.srqn as usize % MAX_XRC_SRQS)?;
     (srq.xrc_domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
 }
 
@@ -288,7 +288,7 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
         header(RecordKind::WriteWithImm, flags, imm, len, out.current_srqn),
         0,
     );
-    ExecutionResult::InRing(out.ring_producer.pos())
+    ExecutionResult::InRing(out.ring_producer.write_position())
 }
 
 /// Executes an RDMA READ into memory of the protection domain `pd`.

@@ -103,7 +103,7 @@ impl OutRing {
             // Unsolicited messages since the arming may have used up the receive WRs.
             dest.next_message_completes.load(Ordering::Relaxed) != 0
                 && (!for_solicited
-                    || self.ring_producer.pos()
+                    || self.ring_producer.write_position()
                         <= dest
                             .messages_complete_up_to_position
                             .load(Ordering::Relaxed))
@@ -114,7 +114,8 @@ impl OutRing {
         match self.header(nic) {
             // The receiver found all records before it armed its CQ; this thread was held up.
             Some(header)
-                if header.consumer_head.load(Ordering::Acquire) == self.ring_producer.pos() =>
+                if header.consumer_head.load(Ordering::Acquire)
+                    == self.ring_producer.write_position() =>
             {
                 WakeTarget::Nobody
             }
@@ -197,6 +198,7 @@ pub(super) struct NewRingParameters {
     pub(super) slots: u64,
     pub(super) dest_index: usize,
     pub(super) rnr_retry: u32,
+    /// The GRH that receivers of UD messages get before the payload; `None` without a GRH.
     pub(super) grh: Option<[u8; 40]>,
     pub(super) completion_path_word: u64,
 }

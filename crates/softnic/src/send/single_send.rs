@@ -117,7 +117,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let record = header(kind, flags, imm, byte_len, qkey);
     let wqe = SendWqe {
         wr_id: wr.wr_id,
-        ring_end: ring.ring_producer.pos() + record_slots(len),
+        ring_end: ring.ring_producer.write_position() + record_slots(len),
         seq: sq.posted_wrs,
         byte_len_or_vendor_err: byte_len,
         opcode: code_as_byte(IBV_WC_SEND),

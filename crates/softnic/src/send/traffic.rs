@@ -4,8 +4,8 @@
 //! Counting costs a fast path one comparison. As long as a program posts messages of one length, the number of packets
 //! is the distance that `posted` has moved since the first of them. Only a message of another length, or one on the
 //! general path, writes to memory. A datagram to another port counts as one of another length. The counts reach the
-//! ports after [`WRS_PER_PUBLICATION`] work requests or [`OCTETS_PER_PUBLICATION`], before the program sleeps
-//! ([`MIN_WRS_TO_PUBLISH_BEFORE_SLEEP`]), and when the queue pair is reset or destroyed.
+//! ports after [`WRS_PER_COUNTER_PUBLICATION`] work requests or [`OCTETS_PER_COUNTER_PUBLICATION`], before the program
+//! sleeps ([`MIN_WRS_TO_PUBLISH_BEFORE_SLEEP`]), and when the queue pair is reset or destroyed.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::path::traffic::{
     Direction, HostPortId, OctetAndPacketCounts, PortTrafficCounters, udp_header_octets,
 };
 
-/// Number of work requests after which a poll publishes.
-const WRS_PER_PUBLICATION: u64 = 512;
+/// Number of work requests after which a poll adds the counts to the ports' traffic counters.
+const WRS_PER_COUNTER_PUBLICATION: u64 = 512;
 
-/// Number of work requests after which a program publishes that arms a completion queue, and thus is about to sleep.
+/// Number of work requests after which the counts are added before the program sleeps: when it arms a completion queue.
 const MIN_WRS_TO_PUBLISH_BEFORE_SLEEP: u64 = 16;
 
-/// Octets after which the general path publishes.
-const OCTETS_PER_PUBLICATION: u64 = 1 << 20;
+/// Octets after which the general path adds the counts to the ports' traffic counters.
+const OCTETS_PER_COUNTER_PUBLICATION: u64 = 1 << 20;
 
 /// Sizes of headers and of the ICRC, in octets (IBTA vol. 1, 7.7, 7.8, 8.3, 9.2 and 9.3).
 mod header {
@@ -128,6 +128,7 @@ impl PacketFormat {
     /// Octets of the XRCETH, which every packet of an XRC send queue pair has.
     pub(super) const XRC_HEADER_OCTETS: u64 = header::XRCETH;
 
+    /// Returns the octets of a packet without extended headers and payload, and the path MTU.
     fn packet_overhead(&self) -> PacketOverhead {
         let network = match (self.is_roce, self.has_grh) {
             (true, _) => udp_header_octets(self.is_ipv4),
@@ -368,7 +369,7 @@ impl UnpublishedTraffic {
         };
         to.sent.add(sent);
         to.answers_received.add(returned);
-        to.sent.octets + to.answers_received.octets >= OCTETS_PER_PUBLICATION
+        to.sent.octets + to.answers_received.octets >= OCTETS_PER_COUNTER_PUBLICATION
     }
 
     /// Counts a datagram to a multicast group with members at the ports `to`. Returns true if it is time to publish.
@@ -391,13 +392,13 @@ impl UnpublishedTraffic {
                 to.multicast_copies.add(sent);
             }
         }
-        self.sent_to_groups.octets >= OCTETS_PER_PUBLICATION
+        self.sent_to_groups.octets >= OCTETS_PER_COUNTER_PUBLICATION
     }
 
     /// Returns true if a poll should publish.
     #[inline(always)]
     pub(super) fn is_publication_due(&self, posted: u64) -> bool {
-        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_PUBLICATION
+        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_COUNTER_PUBLICATION
     }
 
     /// Returns true if a thread that is about to sleep should publish.

@@ -3,24 +3,24 @@
 use super::codec::parse;
 use super::error::{EscapedBytes, HandshakeError};
 use super::hello::{Hello, HelloParseProgress, ParsedHello};
-use super::version::{MAGIC_BYTES, Version};
+use super::version::{HandshakeVersion, MAGIC_BYTES};
 
 /// State of a client that has sent its hello and reads the server's hello.
 ///
 /// ```
-/// use stream::handshake::{ServerAnswer, ClientHandshake, Hello, Version, encode_ack};
+/// use stream::handshake::{ServerAnswer, ClientHandshake, Hello, HandshakeVersion, encode_ack};
 /// let own = Hello { block_bytes: 8192, sq_size: 128, rq_size: 128, lid: 0, gid: [1; 16], qpn: 17 };
-/// let (mut client, to_server) = ClientHandshake::new(Version::V2, &own);
+/// let (mut client, to_server) = ClientHandshake::new(HandshakeVersion::V2, &own);
 /// assert_eq!(to_server.len(), 40);
 /// let server = Hello { qpn: 18, ..own };
-/// assert_eq!(client.receive(&server.encode(Version::V2))?, Some(ServerAnswer::Rdma(server)));
+/// assert_eq!(client.receive(&server.encode(HandshakeVersion::V2))?, Some(ServerAnswer::Rdma(server)));
 /// // Connect the queue pair to the server's, then say so.
 /// assert_eq!(encode_ack(true), [0, 0, 0, 1]);
 /// # Ok::<(), stream::handshake::HandshakeError>(())
 /// ```
 #[derive(Debug)]
 pub struct ClientHandshake {
-    version: Version,
+    version: HandshakeVersion,
     bytes: Vec<u8>,
     max_bytes_to_read: usize,
 }
@@ -38,7 +38,7 @@ pub enum ServerAnswer {
 
 impl ClientHandshake {
     /// Creates a client, and returns the client and the bytes that it must send first.
-    pub fn new(version: Version, own: &Hello) -> (Self, Vec<u8>) {
+    pub fn new(version: HandshakeVersion, own: &Hello) -> (Self, Vec<u8>) {
         let client = Self {
             version,
             bytes: Vec::new(),

@@ -2,24 +2,27 @@
 
 use super::error::HandshakeError;
 use super::hello::{Hello, HelloParseProgress};
-use super::version::Version;
+use super::version::HandshakeVersion;
 use super::{v2, v3};
 
 impl Hello {
     /// Encodes this hello in a version of the handshake.
-    pub fn encode(&self, version: Version) -> Vec<u8> {
+    pub fn encode(&self, version: HandshakeVersion) -> Vec<u8> {
         match version {
-            Version::V2 => v2::encode(Some(self)),
-            Version::V3 => v3::encode(self),
+            HandshakeVersion::V2 => v2::encode(Some(self)),
+            HandshakeVersion::V3 => v3::encode(self),
         }
     }
 }
 
 /// Parses the bytes of a hello that have been received so far. They begin with the magic of
 /// `version`.
-pub(crate) fn parse(version: Version, bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> {
+pub(crate) fn parse(
+    version: HandshakeVersion,
+    bytes: &[u8],
+) -> Result<HelloParseProgress, HandshakeError> {
     match version {
-        Version::V2 => v2::parse(bytes),
-        Version::V3 => v3::parse(bytes),
+        HandshakeVersion::V2 => v2::parse(bytes),
+        HandshakeVersion::V3 => v3::parse(bytes),
     }
 }

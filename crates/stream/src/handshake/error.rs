@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::version::{MAGIC_BYTES, Version};
+use super::version::{HandshakeVersion, MAGIC_BYTES};
 
 /// A violation of the handshake by the peer, which ends the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum HandshakeError {
     #[error("a hello of {len} bytes: version {version} has {min} to {max}")]
     LengthOutOfRange {
         /// The version of the handshake.
-        version: Version,
+        version: HandshakeVersion,
         /// Length that the hello declares, in bytes.
         len: u32,
         /// Minimum length in bytes.

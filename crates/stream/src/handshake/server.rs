@@ -3,7 +3,7 @@
 use super::codec::parse;
 use super::error::HandshakeError;
 use super::hello::{Hello, HelloParseProgress, ParsedHello};
-use super::version::{MAGIC_BYTES, Version};
+use super::version::{HandshakeVersion, MAGIC_BYTES};
 use super::{v2, v3};
 
 /// State of a server that reads the client's hello, [answers](Self::encode_answer), and reads the
@@ -20,11 +20,11 @@ enum State {
     #[default]
     Magic,
     Hello {
-        version: Version,
+        version: HandshakeVersion,
         wants: usize,
     },
     /// The hello is complete, and the server must answer next.
-    Answering(Version),
+    Answering(HandshakeVersion),
     Ack {
         offered: bool,
     },
@@ -106,13 +106,13 @@ impl ServerHandshake {
     }
 
     fn match_magic(&self) -> MagicMatch {
-        for version in [Version::V2, Version::V3] {
+        for version in [HandshakeVersion::V2, HandshakeVersion::V3] {
             if self.bytes == version.magic() {
                 return MagicMatch::Is(version);
             }
         }
-        let begins = |version: Version| version.magic().starts_with(&self.bytes);
-        if begins(Version::V2) || begins(Version::V3) {
+        let begins = |version: HandshakeVersion| version.magic().starts_with(&self.bytes);
+        if begins(HandshakeVersion::V2) || begins(HandshakeVersion::V3) {
             MagicMatch::Short
         } else {
             MagicMatch::Other
@@ -124,14 +124,14 @@ impl ServerHandshake {
     pub fn encode_answer(&mut self, own: Option<&Hello>) -> Vec<u8> {
         let version = match self.state {
             State::Answering(version) => version,
-            _ => Version::V2,
+            _ => HandshakeVersion::V2,
         };
         self.state = State::Ack {
             offered: own.is_some(),
         };
         match (version, own) {
-            (Version::V2, own) => v2::encode(own),
-            (Version::V3, own) => v3::encode(own.unwrap_or(&Hello::DECLINED)),
+            (HandshakeVersion::V2, own) => v2::encode(own),
+            (HandshakeVersion::V3, own) => v3::encode(own.unwrap_or(&Hello::DECLINED)),
         }
     }
 
@@ -156,6 +156,6 @@ impl ServerHandshake {
 
 enum MagicMatch {
     Short,
-    Is(Version),
+    Is(HandshakeVersion),
     Other,
 }

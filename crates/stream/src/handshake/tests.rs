@@ -56,8 +56,8 @@ fn request(bytes: &[u8]) -> Result<Option<ClientRequest>, HandshakeError> {
 
 #[test]
 fn hellos_are_the_bytes_that_the_protocol_has() {
-    assert_eq!(HELLO.encode(Version::V2), V2);
-    let own = HELLO.encode(Version::V3);
+    assert_eq!(HELLO.encode(HandshakeVersion::V2), V2);
+    let own = HELLO.encode(HandshakeVersion::V3);
     assert_eq!(own[8..], V3[8..41], "all but the optional field");
     assert_eq!(own[..8], *b"RDM3\0\0\0\x21");
     assert_eq!(request(&V2), Ok(Some(ClientRequest::Rdma(HELLO))));
@@ -158,7 +158,7 @@ fn clients_of_other_protocols_lose_no_byte() {
 
 #[test]
 fn declining_and_acknowledging() {
-    for version in [Version::V2, Version::V3] {
+    for version in [HandshakeVersion::V2, HandshakeVersion::V3] {
         let (mut client, hello) = ClientHandshake::new(version, &HELLO);
         let mut server = ServerHandshake::new();
         assert_eq!(server.receive(&hello), Ok(Some(ClientRequest::Rdma(HELLO))));
@@ -184,7 +184,7 @@ fn declining_and_acknowledging() {
 
 #[test]
 fn a_server_of_another_protocol_is_named() {
-    let (mut client, _) = ClientHandshake::new(Version::V2, &HELLO);
+    let (mut client, _) = ClientHandshake::new(HandshakeVersion::V2, &HELLO);
     let outcome = client.receive(b"HTTP").expect_err("no hello");
     assert!(outcome.to_string().contains("\"HTTP\""), "{outcome}");
 }
@@ -199,7 +199,7 @@ proptest! {
     ) {
         let (block_bytes, sq_size, rq_size, lid, gid, qpn) = sizes;
         let hello = Hello { block_bytes, sq_size, rq_size, lid, gid, qpn };
-        let version = if v3 { Version::V3 } else { Version::V2 };
+        let version = if v3 { HandshakeVersion::V3 } else { HandshakeVersion::V2 };
         let (mut client, bytes) = ClientHandshake::new(version, &hello);
         let mut server = ServerHandshake::new();
         let mut outcome = None;

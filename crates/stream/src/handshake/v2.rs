@@ -2,7 +2,7 @@
 
 use super::error::HandshakeError;
 use super::hello::{Hello, HelloParseProgress, ParsedHello};
-use super::version::{MAGIC_BYTES, Version};
+use super::version::{HandshakeVersion, MAGIC_BYTES};
 
 /// Number of bytes of a hello of version 2.
 const HELLO_BYTES: usize = 40;
@@ -20,7 +20,7 @@ pub(super) fn encode(hello: Option<&Hello>) -> Vec<u8> {
         None => (0, 0),
     };
     let hello = hello.unwrap_or(&Hello::DECLINED);
-    out.extend_from_slice(Version::V2.magic());
+    out.extend_from_slice(HandshakeVersion::V2.magic());
     out.extend_from_slice(&40u16.to_be_bytes());
     out.extend_from_slice(&hello_version.to_be_bytes());
     out.extend_from_slice(&impl_version.to_be_bytes());
@@ -43,7 +43,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> 
     let len = u16::from_be_bytes(take(&mut rest));
     if !(40..=MAX_HELLO_BYTES).contains(&len.into()) {
         return Err(HandshakeError::LengthOutOfRange {
-            version: Version::V2,
+            version: HandshakeVersion::V2,
             len: len.into(),
             min: 40,
             max: MAX_HELLO_BYTES,

@@ -4,7 +4,7 @@ use prost::Message;
 
 use super::error::HandshakeError;
 use super::hello::{Hello, HelloParseProgress, ParsedHello};
-use super::version::{MAGIC_BYTES, Version};
+use super::version::{HandshakeVersion, MAGIC_BYTES};
 
 /// Maximum number of bytes of the Protocol Buffers message.
 const MAX_PROTOBUF_BYTES: u32 = 8192;
@@ -42,7 +42,7 @@ pub(super) fn encode(hello: &Hello) -> Vec<u8> {
         qp_num: Some(hello.qpn),
     }
     .encode_to_vec();
-    let mut out = Version::V3.magic().to_vec();
+    let mut out = HandshakeVersion::V3.magic().to_vec();
     let len = u32::try_from(message.len()).unwrap_or(u32::MAX);
     out.extend_from_slice(&len.to_be_bytes());
     out.extend_from_slice(&message);
@@ -60,7 +60,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> 
     let len = u32::from_be_bytes(*len);
     if !(1..=MAX_PROTOBUF_BYTES).contains(&len) {
         return Err(HandshakeError::LengthOutOfRange {
-            version: Version::V3,
+            version: HandshakeVersion::V3,
             len,
             min: 1,
             max: MAX_PROTOBUF_BYTES,

@@ -7,7 +7,7 @@ pub const MAGIC_BYTES: usize = 4;
 
 /// A version of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Version {
+pub enum HandshakeVersion {
     /// "RDMA": a hello of 40 bytes, understood by every brpc with RDMA.
     #[default]
     V2,
@@ -16,7 +16,7 @@ pub enum Version {
     V3,
 }
 
-impl Version {
+impl HandshakeVersion {
     /// Returns the first bytes of this version's hellos.
     pub const fn magic(self) -> &'static [u8; MAGIC_BYTES] {
         match self {
@@ -26,7 +26,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for HandshakeVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::V2 => "2",

@@ -128,7 +128,7 @@ struct DepthSamples {
     requests_per_s: Vec<f64>,
     rate_ratios_to_first_depth: Vec<f64>,
     plain_block_copies_per_s: Vec<f64>,
-    verified_requests: u64,
+    requests_answered: u64,
 }
 
 impl Args {
@@ -175,7 +175,7 @@ fn run_simulated(args: &Args) -> Result<CommandOutcome> {
                 config: *config,
                 requests_per_s: rate.requests_per_s,
                 ratio_to_first: rate.requests_per_s / first,
-                verified: rate.verified,
+                verified: rate.requests_answered,
             });
         }
     }
@@ -261,7 +261,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
                 .rate_ratios_to_first_depth
                 .push(rate.requests_per_s / first);
             samples.plain_block_copies_per_s.push(copies);
-            samples.verified_requests += rate.verified;
+            samples.requests_answered += rate.requests_answered;
         }
     }
     drop(steps);
@@ -274,7 +274,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             requests_per_s: MedianAndSpread::of(&samples.requests_per_s),
             ratio_to_first: MedianAndSpread::of(&samples.rate_ratios_to_first_depth),
             copies_per_s: MedianAndSpread::of(&samples.plain_block_copies_per_s),
-            verified: samples.verified_requests,
+            verified: samples.requests_answered,
         });
     let measured: Vec<_> = measured.collect();
     if args.json {

@@ -75,20 +75,21 @@ struct Settings {
 /// The result of one payload size, as `--json` prints it.
 #[derive(Serialize)]
 struct ProbeLine {
-    question: ProbedProperty,
+    #[serde(rename = "question")]
+    property: ProbedProperty,
     payload_bytes: usize,
     #[serde(flatten)]
     result: ProbeResult,
 }
 
 /// Runs `verbatim bench write-order` or `write-visible`.
-pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcome> {
+pub(super) fn run(property: ProbedProperty, args: &Args) -> Result<CommandOutcome> {
     let verb = match args.verb {
         WriteVerb::RcWrite => Verb::RcWrite,
         WriteVerb::UcWrite => Verb::UcWrite,
     };
     let probes = args.payload.iter();
-    let probes = probes.map(|payload| WriteProbe::new(question, verb, *payload, args.writes));
+    let probes = probes.map(|payload| WriteProbe::new(property, verb, *payload, args.writes));
     let probes = probes.collect::<Result<Vec<_>>>()?;
     args.nic.apply_by_reexec()?;
     let nic = nic_choice(&args.nic, &args.port);
@@ -120,13 +121,13 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
             print_typed_json(
                 "probe",
                 &ProbeLine {
-                    question,
+                    property,
                     payload_bytes,
                     result,
                 },
             )?;
         }
-        let verdict = match (question, result.missing) {
+        let verdict = match (property, result.missing) {
             (ProbedProperty::Order, 0) => "left to right in every look",
             (ProbedProperty::Order, _) => "the last word may be seen first",
             (ProbedProperty::Visible, 0) => "seen whenever completed",
@@ -150,7 +151,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
         ))?;
         print_line(rows)?;
     }
-    Ok(match question {
+    Ok(match property {
         ProbedProperty::Visible if !all_there => CommandOutcome::NegativeAnswer,
         _ => CommandOutcome::Done,
     })

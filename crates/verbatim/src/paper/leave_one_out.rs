@@ -97,19 +97,18 @@ impl ElasticitiesOfRows {
     }
 }
 
-/// A set of parameters, and the rows to which they were fitted together.
-struct FittedTogether {
+/// Parameters that share result rows, and these rows: one connected component of the fit.
+struct JointFitGroup {
     parameters: Vec<ProfileParameter>,
     row_indices: Vec<usize>,
 }
 
-/// Returns all parameters and rows that were fitted together with the row `row`. Parameters that share a row belong
-/// to one component.
-fn linked_parameters_and_rows(
+/// Returns the group that contains the row `row`.
+fn joint_fit_group_of_row(
     all: &ElasticitiesOfRows,
     nics: &PublicationNicProfiles,
     row: usize,
-) -> FittedTogether {
+) -> JointFitGroup {
     let links: Vec<(Vec<ProfileParameter>, bool)> = all
         .rows
         .iter()
@@ -122,29 +121,29 @@ fn linked_parameters_and_rows(
             (to, row.published.id == canonical_id(row.published.id))
         })
         .collect();
-    let mut found = FittedTogether {
+    let mut group = JointFitGroup {
         parameters: links[row].0.clone(),
         row_indices: vec![row],
     };
     loop {
-        let before = (found.parameters.len(), found.row_indices.len());
+        let before = (group.parameters.len(), group.row_indices.len());
         for (at, (to, first_name)) in links.iter().enumerate() {
             let linked = to
                 .iter()
-                .any(|parameter| found.parameters.contains(parameter));
-            if linked && *first_name && !found.row_indices.contains(&at) {
-                found.row_indices.push(at);
+                .any(|parameter| group.parameters.contains(parameter));
+            if linked && *first_name && !group.row_indices.contains(&at) {
+                group.row_indices.push(at);
             }
             if linked && *first_name {
                 for parameter in to {
-                    if !found.parameters.contains(parameter) {
-                        found.parameters.push(parameter.clone());
+                    if !group.parameters.contains(parameter) {
+                        group.parameters.push(parameter.clone());
                     }
                 }
             }
         }
-        if before == (found.parameters.len(), found.row_indices.len()) {
-            return found;
+        if before == (group.parameters.len(), group.row_indices.len()) {
+            return group;
         }
     }
 }
@@ -154,25 +153,25 @@ fn linked_parameters_and_rows(
 /// suffice, published rates to which no number was fitted are added.
 fn row_indices_for_refit_if_determined(
     all: &ElasticitiesOfRows,
-    together: &FittedTogether,
+    group: &JointFitGroup,
     left: usize,
 ) -> Option<Vec<usize>> {
-    if together.parameters.is_empty() {
+    if group.parameters.is_empty() {
         return None;
     }
     let id = canonical_id(all.rows[left].id());
     let measures_another = |at: &usize| canonical_id(all.rows[*at].id()) != id;
-    let mut rest: Vec<usize> = together
+    let mut rest: Vec<usize> = group
         .row_indices
         .iter()
         .copied()
         .filter(measures_another)
         .collect();
-    let wanted = all.row_elasticities(left, &together.parameters);
+    let wanted = all.row_elasticities(left, &group.parameters);
     let determined = |rest: &[usize]| {
         let known: Vec<_> = rest
             .iter()
-            .map(|at| all.row_elasticities(*at, &together.parameters))
+            .map(|at| all.row_elasticities(*at, &group.parameters))
             .collect();
         fit::known_elasticities_span_wanted(&known, &wanted)
     };
@@ -180,7 +179,7 @@ fn row_indices_for_refit_if_determined(
         return Some(rest);
     }
     for (at, row) in all.rows.iter().enumerate() {
-        let depends = all.row_elasticities(at, &together.parameters);
+        let depends = all.row_elasticities(at, &group.parameters);
         let helps = depends
             .iter()
             .any(|elasticity| elasticity.abs() >= MIN_HELPFUL_ELASTICITY);
@@ -204,11 +203,11 @@ fn predict_left_out_row(
     left: usize,
 ) -> Result<LeftOutPrediction> {
     let row = all.rows[left];
-    let together = linked_parameters_and_rows(all, nics, left);
-    let rest = row_indices_for_refit_if_determined(all, &together, left);
+    let group = joint_fit_group_of_row(all, nics, left);
+    let rest = row_indices_for_refit_if_determined(all, &group, left);
     let predicted = match &rest {
         Some(rest) => {
-            let parameters = &together.parameters;
+            let parameters = &group.parameters;
             let slopes: Vec<_> = rest
                 .iter()
                 .map(|at| all.row_elasticities(*at, parameters))
@@ -228,7 +227,7 @@ fn predict_left_out_row(
         nic: row.profile_name,
         published: row.published.value,
         fitted_error: row.our_value / row.published.value - 1.0,
-        parameters: together.parameters.iter().map(|p| p.key.clone()).collect(),
+        parameters: group.parameters.iter().map(|p| p.key.clone()).collect(),
         rest: rest.map_or_else(Vec::new, ids),
         predicted,
         error: predicted.map(|value| value / row.published.value - 1.0),

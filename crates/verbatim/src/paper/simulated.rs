@@ -380,7 +380,7 @@ impl SimulationResults {
     }
 
     /// Returns the smallest window with the highest rate of READs.
-    fn best_window(&self, nic: &'static str) -> Option<usize> {
+    fn best_read_window(&self, nic: &'static str) -> Option<usize> {
         for (_, window) in Self::nics_and_read_windows()
             .into_iter()
             .filter(|p| p.0 == nic)
@@ -437,7 +437,7 @@ impl SimulationResults {
         Some(with? / without?)
     }
 
-    /// Returns the rates of a design over cores.
+    /// Returns points (cores, 10^6 numbers per second) of a design.
     pub(super) fn sequencer_rates_by_cores(&self, design: Design) -> Vec<(f64, f64)> {
         let of_design = self
             .sequencer_runs
@@ -533,11 +533,11 @@ impl SimulationResults {
                 (at.answers_per_doorbell, OurNumberKind::Predicted)
             }
             "out_read_best_window_cib" => (
-                usize_to_f64(self.best_window("cib")?),
+                usize_to_f64(self.best_read_window("cib")?),
                 OurNumberKind::Fitted,
             ),
             "out_read_best_window_cx3" => (
-                usize_to_f64(self.best_window("cx3")?),
+                usize_to_f64(self.best_read_window("cx3")?),
                 OurNumberKind::Fitted,
             ),
             "drtm_cib_put10" => {

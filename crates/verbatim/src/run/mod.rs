@@ -36,7 +36,7 @@ use softnic::SysfsFile;
 use tap::Ledger;
 
 use crate::CommandOutcome;
-use crate::args::{self, DeviceAndPortCountArgs, LinkLayerArgs, Provider, parse_fabric_name};
+use crate::args::{self, DeviceCountAndPortCountArgs, LinkLayerArgs, Provider, parse_fabric_name};
 use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     link_layer: LinkLayerArgs,
     #[command(flatten)]
-    ports: DeviceAndPortCountArgs,
+    ports: DeviceCountAndPortCountArgs,
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric: Option<String>,
@@ -202,7 +202,7 @@ fn prepare_program_for_softnic(
         .ports
         .env_variables_with_default_ports(nic.as_ref().and_then(|nic| nic.port_count));
     args.link_layer
-        .apply_path_and_address_by_reexec(fabric.into_iter().chain(ports))?;
+        .apply_peer_path_and_addresses_by_reexec(fabric.into_iter().chain(ports))?;
     let folder = library::find_dropin_folder()?;
     let port = nic.as_ref().map(|nic| nic.link_layer);
     let link_layer = args.link_layer.link_layer_variable_or_default(port);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use stream::RdmaPolicy;
 use stream::blocking::Connector;
-use stream::handshake::Version;
+use stream::handshake::HandshakeVersion;
 
 use super::messages::PseudoRandomBytes;
 use crate::CommandOutcome;
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let mut config = config(&args.nic, &args.port, policy)?;
     if args.v3 {
-        config.version = Version::V3;
+        config.client_handshake_version = HandshakeVersion::V3;
     }
     let stream = Connector::new(config)?.connect(args.server);
     let mut stream = stream.with_context(|| format!("cannot connect to {}", args.server))?;

@@ -20,10 +20,10 @@ use crate::children::{start_on_cores, subcommand_with_nic};
 use crate::output::{self, format_three_digits, format_time_ns, print_line, print_typed_json};
 use crate::side_by_side::{assign_cores, format_or_empty, run_interleaved, spread};
 
-/// Arguments of the comparison.
+/// Arguments of the comparison that runs without a subcommand.
 #[derive(clap::Args)]
 #[group(skip)]
-pub(super) struct Args {
+pub(super) struct ComparisonArgs {
     /// Connections, each with one message under way (may be given several times) [default: 1 and 16]
     #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of connections", 1..=10_000usize))]
     connections: Vec<usize>,
@@ -104,7 +104,7 @@ enum Line {
 }
 
 struct MeasurementContext<'a> {
-    args: &'a Args,
+    args: &'a ComparisonArgs,
     runtime: Runtime,
     connector: Connector,
     server_pid: u32,
@@ -113,7 +113,7 @@ struct MeasurementContext<'a> {
 }
 
 /// Runs `verbatim stream` without a subcommand.
-pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
+pub(super) fn run(args: &ComparisonArgs) -> Result<CommandOutcome> {
     crate::streams::raise_descriptor_limit()?;
     let placement = assign_cores(1, 1, 1, "the client")?;
     let bounce_ns = placement.measure_cache_line_transfer_ns()?;
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 /// all sockets of a side takes longer with each.
 const MAX_RSOCKETS: usize = 1000;
 
-fn points(args: &Args, with_rsockets: bool) -> Vec<StreamSetting> {
+fn points(args: &ComparisonArgs, with_rsockets: bool) -> Vec<StreamSetting> {
     let given = |asked: &[usize], otherwise: [usize; 2]| {
         if asked.is_empty() {
             otherwise.to_vec()
@@ -232,7 +232,7 @@ impl MeasurementContext<'_> {
     }
 }
 
-fn row(args: &Args, point: StreamSetting, rounds: &[Round]) -> Result<Row> {
+fn row(args: &ComparisonArgs, point: StreamSetting, rounds: &[Round]) -> Result<Row> {
     let by = |carrier: Carrier| {
         rounds
             .iter()

@@ -19,7 +19,7 @@ pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    compare: compare::Args,
+    comparison: compare::ComparisonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -41,7 +41,7 @@ enum Command {
 /// Runs `verbatim stream`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     match args.command {
-        None => compare::run(&args.compare),
+        None => compare::run(&args.comparison),
         Some(Command::Serve(args)) => serve::run(&args),
         Some(Command::Check(args)) => check::run(&args),
     }

@@ -12,7 +12,7 @@ use super::messages::{MAX_READ_BYTES, PseudoRandomBytes, RunResult, write_number
 
 /// The time for which a thread polls its sockets without any success before it sleeps: that of a stream of the crate
 /// `stream`.
-const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(50);
+const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 
 /// Makes the sockets of this process use the embedded software NIC.
 fn use_softnic() {
@@ -27,8 +27,8 @@ fn use_softnic() {
     });
 }
 
-/// Calls `step` until it returns true: again at once if it has made progress, and for [`SPIN_BEFORE_SLEEP`] afterwards.
-/// Then `sleep` waits for an event.
+/// Calls `step` until it returns true: again at once if it has made progress, and for [`POLL_TIME_BEFORE_SLEEP`]
+/// afterwards. Then `sleep` waits for an event.
 ///
 /// `step` returns `None` at the end.
 fn poll_until_done<S>(
@@ -40,7 +40,7 @@ fn poll_until_done<S>(
     while let Some(progress) = step(sockets)? {
         if progress {
             progressed = Instant::now();
-        } else if progressed.elapsed() < SPIN_BEFORE_SLEEP {
+        } else if progressed.elapsed() < POLL_TIME_BEFORE_SLEEP {
             // The peer may need this core.
             std::thread::yield_now();
         } else {

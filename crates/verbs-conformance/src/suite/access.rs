@@ -1,5 +1,5 @@
-//! Checks of keys, ranges, access rights and protection domains: for local buffers, for receives, and for
-//! remote memory.
+//! Checks that a work request fails if a key, a range, an access right or a protection domain is wrong: for local
+//! buffers, for receives, and for remote memory.
 
 use verbs_abi::*;
 

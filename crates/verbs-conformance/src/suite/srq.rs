@@ -69,7 +69,7 @@ fn too_many_sges_are_refused(env: &TestEnv) {
 }
 
 /// Returns two pairs whose `b` sides share PD, CQs and SRQ.
-fn pairs_sharing_srq(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
+fn create_two_pairs_with_shared_srq(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
     let first = spec.clone().with_srq().create_connected_pair(env);
     let mut second = QpPair {
         a: spec.create_qp_side(env),
@@ -80,7 +80,7 @@ fn pairs_sharing_srq(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
 }
 
 fn queue_pairs_share_it_in_order(env: &TestEnv) {
-    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
+    let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     let source = first.a.alloc_buf(8);
     let other = second.a.alloc_buf(8);
     let target = first.b.alloc_buf(20 * 8);
@@ -102,7 +102,7 @@ fn queue_pairs_share_it_in_order(env: &TestEnv) {
 }
 
 fn receives_go_to_whoever_is_first(env: &TestEnv) {
-    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
+    let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     // One of the two queue pairs receives all messages.
     for i in 0..30 {
         first.b.post_recv(i, []);
@@ -207,7 +207,7 @@ fn query_gives_sizes_and_limit(env: &TestEnv) {
 }
 
 fn datagrams_share_it_too(env: &TestEnv) {
-    let (first, second) = pairs_sharing_srq(env, &QpSpec::ud());
+    let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::ud());
     let target = first.b.alloc_buf(100);
     for i in 0..20 {
         first.b.post_recv(i, [target.whole_sge()]);
@@ -221,7 +221,7 @@ fn datagrams_share_it_too(env: &TestEnv) {
 }
 
 fn a_failing_receive_takes_only_its_queue_pair_down(env: &TestEnv) {
-    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
+    let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     let source = first.a.alloc_buf(100);
     let target = first.b.alloc_buf(100);
     first.b.post_recv(1, [target.sge(0, 10)]);
@@ -241,7 +241,7 @@ fn a_failing_receive_takes_only_its_queue_pair_down(env: &TestEnv) {
 }
 
 fn receives_survive_their_queue_pairs(env: &TestEnv) {
-    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
+    let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     for i in 0..5 {
         first.b.post_recv(i, []);
     }
@@ -284,7 +284,7 @@ fn wraps_around(env: &TestEnv) {
 
 fn two_threads_post(env: &TestEnv) {
     const EACH: u64 = 500;
-    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
+    let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     let srq = first.b.srq.clone().expect("an SRQ");
     let has = env.has(NicCapability::Srq);
     assert!(has);

@@ -43,7 +43,7 @@ fn ip(addr: &str) -> IdAddress {
 fn hub(dir: &Path) -> Arc<MadConnections> {
     MadConnections::start(&Settings {
         gsi: &GSI,
-        service: ServiceThread::start().unwrap(),
+        cm_thread: CmThread::start().unwrap(),
         ports: Box::leak(Box::new(PortFolder::open(dir).unwrap())),
         ca_guid: 1,
         answer_timeout: Duration::from_secs(60),
@@ -160,5 +160,5 @@ fn requests_that_wait_for_a_listener_share_one_alarm() {
     }
     // Each round of the alarm would double the number of alarms.
     std::thread::sleep(LISTENER_RETRY_PAUSE * 20);
-    assert!(hub.shared.service.pending_timers() <= 1);
+    assert!(hub.shared.cm_thread.pending_timers() <= 1);
 }

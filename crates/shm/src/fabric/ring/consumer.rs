@@ -7,7 +7,9 @@ use super::*;
 /// The receiving side of a ring.
 pub struct Consumer {
     ring: RingMemory,
-    pos: u64,
+    /// Position of the next record, in slots since the start of the first lap.
+    read_position: u64,
+    /// Position up to which slots are free for the producer.
     released_position: u64,
 }
 
@@ -19,7 +21,7 @@ impl Consumer {
     pub fn new(ring: RingMemory) -> Self {
         Self {
             ring,
-            pos: 0,
+            read_position: 0,
             released_position: 0,
         }
     }
@@ -27,8 +29,13 @@ impl Consumer {
     /// Returns true if the ring had no record at the time of the call.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
-        let word = self.ring.word(self.pos, 0).load(Ordering::Relaxed);
-        self.ring.without_lap_bit(word, self.pos).is_none()
+        let word = self
+            .ring
+            .word(self.read_position, 0)
+            .load(Ordering::Relaxed);
+        self.ring
+            .without_lap_bit(word, self.read_position)
+            .is_none()
     }
 
     /// Returns the next record, or `None` if the ring has no record.
@@ -39,14 +46,20 @@ impl Consumer {
     pub fn peek(&mut self) -> Result<Option<RingRecord<'_>>, InvalidRingValue> {
         loop {
             // SYNC POINT P
-            let w0 = self.ring.word(self.pos, 0).load(Ordering::Acquire);
-            let Some(w0) = self.ring.without_lap_bit(w0, self.pos) else {
+            let w0 = self
+                .ring
+                .word(self.read_position, 0)
+                .load(Ordering::Acquire);
+            let Some(w0) = self.ring.without_lap_bit(w0, self.read_position) else {
                 return Ok(None);
             };
-            let w1 = self.ring.word(self.pos, 1).load(Ordering::Relaxed);
+            let w1 = self
+                .ring
+                .word(self.read_position, 1)
+                .load(Ordering::Relaxed);
             let (header, slots) = RecordHeader::from_words(w0, w1);
             let slots = u64::from(slots);
-            let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
+            let to_end = self.ring.slots - (self.read_position & (self.ring.slots - 1));
             if slots == 0 || slots > to_end {
                 return Err(InvalidRingValue);
             }
@@ -55,13 +68,13 @@ impl Consumer {
                 if slots != to_end || slots == self.ring.slots {
                     return Err(InvalidRingValue);
                 }
-                self.pos += slots;
+                self.read_position += slots;
                 continue;
             }
             let room = (slots as usize - 1) * SLOT_BYTES;
             return Ok(Some(RingRecord {
                 header,
-                payload: Payload::of_ring(&self.ring, self.pos + 1, room),
+                payload: Payload::of_ring(&self.ring, self.read_position + 1, room),
                 slots,
             }));
         }
@@ -71,9 +84,9 @@ impl Consumer {
     #[inline(always)]
     pub fn begin_run(&self) -> ConsumerRun<'_> {
         ConsumerRun {
-            lap: RingLap::of(&self.ring, self.pos),
-            pos: self.pos,
-            end: (self.pos | (self.ring.slots - 1)) + 1,
+            lap: RingLap::of(&self.ring, self.read_position),
+            read_position: self.read_position,
+            end: (self.read_position | (self.ring.slots - 1)) + 1,
             ring: PhantomData,
         }
     }
@@ -81,26 +94,26 @@ impl Consumer {
     /// Advances past a record of `slots` slots.
     #[inline(always)]
     pub fn advance(&mut self, slots: u64) {
-        self.pos += slots;
+        self.read_position += slots;
     }
 
     /// Advances to the position of a [begin_run](Self::begin_run).
     #[inline(always)]
     pub fn advance_to(&mut self, pos: u64) {
-        debug_assert!(pos >= self.pos);
-        self.pos = pos;
+        debug_assert!(pos >= self.read_position);
+        self.read_position = pos;
     }
 
     /// Returns the position of the next record, in slots since the start of the ring's first lap.
     #[inline]
-    pub fn pos(&self) -> u64 {
-        self.pos
+    pub fn read_position(&self) -> u64 {
+        self.read_position
     }
 
     /// Returns the number of consumed slots that have not been released to the producer.
     #[inline]
     pub fn unreleased(&self) -> u64 {
-        self.pos - self.released_position
+        self.read_position - self.released_position
     }
 
     /// Returns the number of slots in the ring.
@@ -112,10 +125,12 @@ impl Consumer {
     /// Frees all slots before the current position for the producer.
     #[inline(always)]
     pub fn release(&mut self) {
-        if self.pos != self.released_position {
-            self.released_position = self.pos;
+        if self.read_position != self.released_position {
+            self.released_position = self.read_position;
             // SYNC POINT C
-            self.ring.head().store(self.pos, Ordering::Release);
+            self.ring
+                .head()
+                .store(self.read_position, Ordering::Release);
         }
     }
 }
@@ -123,7 +138,7 @@ impl Consumer {
 /// A run of records of a [`Consumer`]; its position stays in registers instead of memory.
 pub struct ConsumerRun<'c> {
     lap: RingLap,
-    pos: u64,
+    read_position: u64,
     /// Position at which the lap ends.
     end: u64,
     ring: PhantomData<&'c Consumer>,
@@ -133,25 +148,28 @@ impl ConsumerRun<'_> {
     /// Returns the next record if its slot count matches a payload of [`RecordHeader::len_or_value`] bytes.
     #[inline(always)]
     pub fn peek_if_len_matches_slots(&self) -> Option<RingRecord<'_>> {
-        if self.pos >= self.end {
+        if self.read_position >= self.end {
             return None;
         }
         // SAFETY: the position is in the lap (just checked) of a ring that stays mapped (`RingMemory::new`).
         let (w0, w1) = unsafe {
             // SYNC POINT P
-            let w0 = self.lap.word(self.pos, 0).load(Ordering::Acquire);
-            (w0, self.lap.word(self.pos, 1).load(Ordering::Relaxed))
+            let w0 = self.lap.word(self.read_position, 0).load(Ordering::Acquire);
+            (
+                w0,
+                self.lap.word(self.read_position, 1).load(Ordering::Relaxed),
+            )
         };
         let (header, slots) = RecordHeader::from_words(w0 ^ self.lap.lap_bit, w1);
         let (slots, payload) = (u64::from(slots), header.len_or_value as usize);
         // The first word of a slot without a record yields a `kind` that the caller does not know.
-        if slots != record_slots(payload) || slots > self.end - self.pos {
+        if slots != record_slots(payload) || slots > self.end - self.read_position {
             return None;
         }
         Some(RingRecord {
             header,
             payload: Payload {
-                first_word: self.lap.slot_address(self.pos + 1),
+                first_word: self.lap.slot_address(self.read_position + 1),
                 len: payload,
                 ring: PhantomData,
             },
@@ -162,12 +180,12 @@ impl ConsumerRun<'_> {
     /// Advances past a record of `slots` slots.
     #[inline(always)]
     pub fn advance(&mut self, slots: u64) {
-        self.pos += slots;
+        self.read_position += slots;
     }
 
     /// Returns the position of the run.
     #[inline(always)]
-    pub fn pos(&self) -> u64 {
-        self.pos
+    pub fn read_position(&self) -> u64 {
+        self.read_position
     }
 }

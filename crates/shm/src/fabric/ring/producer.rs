@@ -16,7 +16,7 @@ pub struct Producer {
 struct ProducerCursor {
     ring: RingMemory,
     /// Position of the next record.
-    pos: u64,
+    write_position: u64,
     /// Position and first word of the open postlist's first header, which is not yet visible.
     unpublished_first: Option<(u64, u64)>,
     /// Position of the consumer when the producer last read `head`.
@@ -68,7 +68,7 @@ impl ProducerCursor {
     #[inline(always)]
     fn free_slots(&self) -> u64 {
         // One slot stays free for the terminator.
-        self.ring.slots - 1 - (self.pos - self.last_read_consumer_head)
+        self.ring.slots - 1 - (self.write_position - self.last_read_consumer_head)
     }
 
     /// Implements [`Producer::refresh_consumer_head`].
@@ -79,7 +79,7 @@ impl ProducerCursor {
         if head == self.last_read_consumer_head {
             return Ok(head);
         }
-        if head < self.last_read_consumer_head || head > self.pos {
+        if head < self.last_read_consumer_head || head > self.write_position {
             return Err(InvalidRingValue);
         }
         self.last_read_consumer_head = head;
@@ -100,7 +100,7 @@ impl ProducerCursor {
     /// Returns the number of slots from the producer's position to the end of the ring.
     #[inline(always)]
     fn slots_to_end(&self) -> u64 {
-        self.ring.slots - self.slot_index(self.pos)
+        self.ring.slots - self.slot_index(self.write_position)
     }
 
     #[inline(always)]
@@ -126,8 +126,8 @@ impl ProducerCursor {
             self.write_wrap_record();
         }
         debug_assert!(slots <= self.free_slots());
-        self.max_payload_place_end = self.max_payload_place_end.max(self.pos + slots);
-        Payload::of_ring(&self.ring, self.pos + 1, payload)
+        self.max_payload_place_end = self.max_payload_place_end.max(self.write_position + slots);
+        Payload::of_ring(&self.ring, self.write_position + 1, payload)
     }
 
     /// Writes a record that fills the rest of the ring.
@@ -151,15 +151,20 @@ impl ProducerCursor {
     fn write_header_and_advance(&mut self, header: RecordHeader, slots: u64) {
         #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
         let (w0, w1) = header.words(slots as u16);
-        let w0 = w0 | self.ring.lap_bit_at(self.pos);
-        self.ring.word(self.pos, 1).store(w1, Ordering::Relaxed);
+        let w0 = w0 | self.ring.lap_bit_at(self.write_position);
+        self.ring
+            .word(self.write_position, 1)
+            .store(w1, Ordering::Relaxed);
         match self.unpublished_first {
-            None => self.unpublished_first = Some((self.pos, w0)),
+            None => self.unpublished_first = Some((self.write_position, w0)),
             // Relaxed: the first header's store at SYNC POINT P orders this store.
-            Some(_) => self.ring.word(self.pos, 0).store(w0, Ordering::Relaxed),
+            Some(_) => self
+                .ring
+                .word(self.write_position, 0)
+                .store(w0, Ordering::Relaxed),
         }
-        self.equal_size.add(self.pos, slots);
-        self.pos += slots;
+        self.equal_size.add(self.write_position, slots);
+        self.write_position += slots;
     }
 }
 
@@ -169,7 +174,7 @@ impl Producer {
         Self {
             cursor: ProducerCursor {
                 ring,
-                pos: 0,
+                write_position: 0,
                 unpublished_first: None,
                 last_read_consumer_head: 0,
                 equal_size: EqualSizeRecords {
@@ -183,11 +188,11 @@ impl Producer {
     }
 
     /// Returns the position behind the last committed record.
-    /// A record is consumed once the consumer's position reaches the value that `pos` returned
+    /// A record is consumed once the consumer's position reaches the value that `write_position` returned
     /// right after the record's commit.
     #[inline]
-    pub fn pos(&self) -> u64 {
-        self.cursor.pos
+    pub fn write_position(&self) -> u64 {
+        self.cursor.write_position
     }
 
     /// Returns the consumer's position that the producer accepted last.
@@ -244,9 +249,9 @@ impl Producer {
     #[inline(always)]
     pub fn begin_run(&mut self) -> ProducerRun<'_> {
         ProducerRun {
-            lap: RingLap::of(&self.cursor.ring, self.cursor.pos),
+            lap: RingLap::of(&self.cursor.ring, self.cursor.write_position),
             room_end: self.cursor.max_record_end(),
-            pos: self.cursor.pos,
+            write_position: self.cursor.write_position,
             first_position: self.cursor.first_position_if_empty(),
             first_word: 0,
             equal_size: self.cursor.equal_size,
@@ -264,7 +269,7 @@ impl Producer {
         self.write_terminator();
         // SYNC POINT P
         self.cursor.ring.word(pos, 0).store(w0, Ordering::Release);
-        if pos + self.cursor.equal_size.slots_per_record == self.cursor.pos {
+        if pos + self.cursor.equal_size.slots_per_record == self.cursor.write_position {
             self.claim_ahead();
         }
         true
@@ -280,12 +285,16 @@ impl Producer {
             self.publish();
             return;
         }
-        let ProducerCursor { ring, pos, .. } = self.cursor;
+        let ProducerCursor {
+            ring,
+            write_position: pos,
+            ..
+        } = self.cursor;
         let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
         self.cursor.equal_size.add(pos, slots);
-        self.cursor.pos = pos + slots;
+        self.cursor.write_position = pos + slots;
         ring.word(pos, 1).store(w1, Ordering::Relaxed);
         self.write_terminator();
         // SYNC POINT P
@@ -299,7 +308,7 @@ impl Producer {
     fn write_terminator(&self) {
         let ProducerCursor {
             ring,
-            pos,
+            write_position: pos,
             equal_size,
             max_payload_place_end: placed,
             ..
@@ -316,7 +325,7 @@ impl Producer {
     /// only to free slots.
     #[inline(always)]
     fn claim_ahead(&mut self) {
-        if self.cursor.pos >= self.cache_lines_claimed_until {
+        if self.cursor.write_position >= self.cache_lines_claimed_until {
             self.claim_lines();
         }
     }
@@ -325,7 +334,7 @@ impl Producer {
     fn claim_lines(&mut self) {
         let ProducerCursor {
             ring,
-            pos,
+            write_position: pos,
             last_read_consumer_head: head_seen,
             ..
         } = self.cursor;
@@ -348,7 +357,7 @@ impl Producer {
 pub struct ProducerRun<'p> {
     producer: &'p mut Producer,
     lap: RingLap,
-    pos: u64,
+    write_position: u64,
     /// Position of the postlist's first record and the first word of its header, which is not yet visible.
     first_position: u64,
     first_word: u64,
@@ -362,7 +371,7 @@ impl ProducerCursor {
     /// Returns the last position at which a record may end within this lap and the free space.
     #[inline(always)]
     fn max_record_end(&self) -> u64 {
-        let end_of_lap = (self.pos | (self.ring.slots - 1)) + 1;
+        let end_of_lap = (self.write_position | (self.ring.slots - 1)) + 1;
         // One slot stays free for the terminator.
         end_of_lap.min(self.last_read_consumer_head + self.ring.slots - 1)
     }
@@ -372,7 +381,7 @@ impl ProducerCursor {
     #[inline(always)]
     fn first_position_if_empty(&self) -> u64 {
         if self.unpublished_first.is_none() {
-            self.pos
+            self.write_position
         } else {
             u64::MAX
         }
@@ -382,8 +391,8 @@ impl ProducerCursor {
 impl ProducerRun<'_> {
     /// Returns the position behind the last record.
     #[inline(always)]
-    pub fn pos(&self) -> u64 {
-        self.pos
+    pub fn write_position(&self) -> u64 {
+        self.write_position
     }
 
     /// Returns the place for the payload of the next record, to be [added](Self::add_to_postlist) next.
@@ -392,14 +401,16 @@ impl ProducerRun<'_> {
     /// have.
     #[inline(always)]
     pub fn place_for_payload_if_room(&mut self, payload: usize) -> Option<Payload<'_>> {
-        if self.pos + record_slots(payload) > self.room_end && !self.find_room_in_ring(payload) {
+        if self.write_position + record_slots(payload) > self.room_end
+            && !self.find_room_in_ring(payload)
+        {
             return None;
         }
         self.max_payload_place_end = self
             .max_payload_place_end
-            .max(self.pos + record_slots(payload));
+            .max(self.write_position + record_slots(payload));
         Some(Payload {
-            first_word: self.lap.slot_address(self.pos + 1),
+            first_word: self.lap.slot_address(self.write_position + 1),
             len: payload,
             ring: PhantomData,
         })
@@ -415,8 +426,8 @@ impl ProducerRun<'_> {
             return false;
         }
         cursor.place_for_payload(payload);
-        self.lap = RingLap::of(&cursor.ring, cursor.pos);
-        self.pos = cursor.pos;
+        self.lap = RingLap::of(&cursor.ring, cursor.write_position);
+        self.write_position = cursor.write_position;
         self.first_position = cursor.first_position_if_empty();
         self.room_end = cursor.max_record_end();
         self.equal_size = cursor.equal_size;
@@ -434,16 +445,20 @@ impl ProducerRun<'_> {
         // SAFETY: `place` has found room for the record from `pos` on in this lap, and the ring stays mapped
         // (`RingMemory::new`).
         unsafe {
-            self.lap.word(self.pos, 1).store(w1, Ordering::Relaxed);
-            if self.pos == self.first_position {
+            self.lap
+                .word(self.write_position, 1)
+                .store(w1, Ordering::Relaxed);
+            if self.write_position == self.first_position {
                 self.first_word = w0;
             } else {
                 // Relaxed: the first header's store at SYNC POINT P orders this store.
-                self.lap.word(self.pos, 0).store(w0, Ordering::Relaxed);
+                self.lap
+                    .word(self.write_position, 0)
+                    .store(w0, Ordering::Relaxed);
             }
         }
-        self.equal_size.add(self.pos, slots);
-        self.pos += slots;
+        self.equal_size.add(self.write_position, slots);
+        self.write_position += slots;
     }
 
     /// Stores the run's state back into the producer.
@@ -456,10 +471,10 @@ impl ProducerRun<'_> {
     fn store(&mut self) {
         let cursor = &mut self.producer.cursor;
         // The run has staged the postlist's first record.
-        if self.first_position < self.pos {
+        if self.first_position < self.write_position {
             cursor.unpublished_first = Some((self.first_position, self.first_word));
         }
-        cursor.pos = self.pos;
+        cursor.write_position = self.write_position;
         cursor.equal_size = self.equal_size;
         cursor.max_payload_place_end = self.max_payload_place_end;
     }

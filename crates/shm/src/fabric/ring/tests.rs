@@ -247,7 +247,7 @@ mod model_tests {
                             let slots = r.slots();
                             records.advance(slots);
                         }
-                        let pos = records.pos();
+                        let pos = records.read_position();
                         c.advance_to(pos);
                     }
                     Op::Publish => { p.publish(); visible.append(&mut staged); }

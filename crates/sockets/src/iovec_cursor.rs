@@ -5,19 +5,19 @@ use std::marker::PhantomData;
 
 use libc::iovec;
 
-/// A program's buffers, in order, of which the beginning may already be used.
+/// A position in the program's I/O vector: bytes before the position were already sent or filled.
 #[derive(Clone, Copy)]
-pub struct Buffers<'a> {
+pub struct IovecCursor<'a> {
     parts: *const iovec,
     count: usize,
-    /// Number of bytes at the beginning that are already used.
-    used_bytes: usize,
+    /// Number of bytes before the position.
+    consumed_bytes: usize,
     /// Number of remaining bytes.
     remaining_bytes: usize,
     lifetime: PhantomData<&'a [iovec]>,
 }
 
-impl<'a> Buffers<'a> {
+impl<'a> IovecCursor<'a> {
     /// Creates a view of the buffers of an I/O vector.
     ///
     /// # Safety
@@ -27,7 +27,7 @@ impl<'a> Buffers<'a> {
         Self {
             parts: parts.as_ptr(),
             count: parts.len(),
-            used_bytes: 0,
+            consumed_bytes: 0,
             remaining_bytes: parts
                 .iter()
                 .map(|part| part.iov_len)
@@ -43,7 +43,7 @@ impl<'a> Buffers<'a> {
 
     /// Returns the buffers without their first `skip` remaining bytes.
     pub(crate) fn skip_bytes(mut self, skip: usize) -> Self {
-        self.used_bytes += skip;
+        self.consumed_bytes += skip;
         self.remaining_bytes = self.remaining_bytes.saturating_sub(skip);
         self
     }
@@ -59,7 +59,7 @@ impl<'a> Buffers<'a> {
         skip: usize,
         len: usize,
     ) -> impl Iterator<Item = (*mut u8, usize)> + 'a {
-        let (mut skip, mut left) = (self.used_bytes + skip, len);
+        let (mut skip, mut left) = (self.consumed_bytes + skip, len);
         (0..self.count).filter_map(move |i| {
             // SAFETY: `i` is below the number of parts, and the vector lives for `'a`.
             let part = unsafe { *self.parts.add(i) };

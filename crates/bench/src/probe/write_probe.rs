@@ -18,7 +18,8 @@ pub enum ProbedProperty {
 /// A probe: a number of WRITEs of one size, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteProbe {
-    pub(super) question: ProbedProperty,
+    #[serde(rename = "question")]
+    pub(super) property: ProbedProperty,
     pub(super) verb: Verb,
     pub(super) payload_bytes: usize,
     pub(super) writes: u32,
@@ -30,7 +31,7 @@ impl WriteProbe {
     /// # Errors
     /// When the verb is another one, or the payload is not two or more whole words.
     pub fn new(
-        question: ProbedProperty,
+        property: ProbedProperty,
         verb: Verb,
         payload_bytes: usize,
         writes: u32,
@@ -47,7 +48,7 @@ impl WriteProbe {
             );
         }
         Ok(Self {
-            question,
+            property,
             verb,
             payload_bytes,
             writes,

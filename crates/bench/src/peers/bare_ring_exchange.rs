@@ -73,7 +73,7 @@ impl EndCounts {
 /// When memory cannot be shared, the worker is gone, or a message is wrong.
 pub fn run_driver_side(link: &mut WorkerLink, bare: BareExchangeParameters) -> Result<BareResult> {
     ensure!(
-        (1..=MAX_LIST).contains(&bare.list),
+        (1..=MAX_LIST).contains(&bare.messages_per_list),
         "a list of a bare ring has 1 to {MAX_LIST} messages"
     );
     link.send(&Job::Bare(bare))?;
@@ -125,7 +125,7 @@ fn exchange_as_driver<const WORDS: usize>(
     link.barrier()?;
     let (sent, counts) = match bare.exchange {
         BareMessageExchange::Stream => {
-            let sent = stream(&mut producer, bare)?;
+            let sent = send_one_way(&mut producer, bare)?;
             (sent, link.recv::<EndCounts>()?)
         }
         BareMessageExchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
@@ -154,7 +154,7 @@ fn exchange_as_worker<const WORDS: usize>(
     let (mut producer, mut receiver) = (Producer::new(back), Receiver::new(there));
     link.barrier()?;
     let counts = match bare.exchange {
-        BareMessageExchange::Stream => receive_stream(&mut receiver, bare)?,
+        BareMessageExchange::Stream => receive_one_way(&mut receiver, bare)?,
         BareMessageExchange::PingPong => {
             answer_until_last(&mut producer, &mut receiver, 1, PollTimeout::without_pause)?
         }
@@ -184,8 +184,8 @@ fn wait_for_room<const WORDS: usize>(
     }
 }
 
-/// Sends for the configured time. Returns the number of messages.
-fn stream<const WORDS: usize>(
+/// Sends messages one way for the configured time. Returns their number.
+fn send_one_way<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     bare: BareExchangeParameters,
 ) -> Result<u64> {
@@ -195,16 +195,16 @@ fn stream<const WORDS: usize>(
     let mut last = false;
     while !last {
         last = timer.is_over() && sent >= 2 * WINDOW as u64;
-        wait_for_room(producer, bare.list)?;
-        wrs.fill_wrs(sent, bare.list, last);
-        producer.post(&wrs, bare.list);
-        sent += bare.list as u64;
+        wait_for_room(producer, bare.messages_per_list)?;
+        wrs.fill_wrs(sent, bare.messages_per_list, last);
+        producer.post(&wrs, bare.messages_per_list);
+        sent += bare.messages_per_list as u64;
     }
     Ok(sent)
 }
 
-/// Receives up to the last message.
-fn receive_stream<const WORDS: usize>(
+/// Receives messages of one way up to the last, and measures their rate.
+fn receive_one_way<const WORDS: usize>(
     receiver: &mut Receiver<'_, WORDS>,
     bare: BareExchangeParameters,
 ) -> Result<EndCounts> {
@@ -271,15 +271,15 @@ fn run_request_window<const WORDS: usize>(
     let mut last = false;
     while !receiver.has_ended {
         // Do not wait for room: the server may be waiting until this end takes answers.
-        if !last && sent + bare.list as u64 <= receiver.next_expected + WINDOW as u64 {
-            if !producer.has_room(bare.list) {
+        if !last && sent + bare.messages_per_list as u64 <= receiver.next_expected + WINDOW as u64 {
+            if !producer.has_room(bare.messages_per_list) {
                 producer.poll()?;
             }
-            if producer.has_room(bare.list) {
+            if producer.has_room(bare.messages_per_list) {
                 last = timer.is_over() && sent >= 2 * WINDOW as u64;
-                wrs.fill_wrs(sent, bare.list, last);
-                producer.post(&wrs, bare.list);
-                sent += bare.list as u64;
+                wrs.fill_wrs(sent, bare.messages_per_list, last);
+                producer.post(&wrs, bare.messages_per_list);
+                sent += bare.messages_per_list as u64;
             }
         }
         if receiver.poll(WINDOW) == 0 {
@@ -348,7 +348,7 @@ mod tests {
                 let bare = BareExchangeParameters {
                     exchange,
                     has_payload,
-                    list,
+                    messages_per_list: list,
                     duration_ms: 3,
                 };
                 let figure = run_driver_side(&mut left, bare).unwrap();
@@ -373,7 +373,7 @@ mod tests {
         let bare = BareExchangeParameters {
             exchange: BareMessageExchange::Stream,
             has_payload: false,
-            list: 17,
+            messages_per_list: 17,
             duration_ms: 1,
         };
         assert!(

@@ -1,4 +1,4 @@
-//! The number of requests that may be unanswered, for a client whose answers come in many datagrams.
+//! The window for unanswered requests of a client whose answers come in many datagrams.
 //!
 //! An answer that does not fit into one datagram comes in chunks, and each chunk takes a RECV. A client has RECVs for a
 //! window of short answers and the chunks of one long answer. With a whole window of long answers, datagrams would find
@@ -10,7 +10,7 @@ const ANSWERS_UNTIL_GROWTH: u32 = 1024;
 
 /// The window for unanswered requests.
 #[derive(Debug)]
-pub(super) struct AnswerWindow {
+pub(super) struct RequestWindow {
     max_unanswered: usize,
     /// The window at present, 1 to `max_unanswered`.
     unanswered: usize,
@@ -21,7 +21,7 @@ pub(super) struct AnswerWindow {
     short_answers: u32,
 }
 
-impl AnswerWindow {
+impl RequestWindow {
     /// Creates a window of `max_unanswered` requests, for a queue pair with `recv_depth` RECVs and chunks of
     /// `chunk_bytes` bytes.
     pub(super) fn new(max_unanswered: usize, recv_depth: usize, chunk_bytes: usize) -> Self {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn the_chunks_of_a_window_of_long_answers_have_recvs() {
-        let mut window = AnswerWindow::new(64, 128, 1000);
+        let mut window = RequestWindow::new(64, 128, 1000);
         window.record_chunk(2000);
         assert_eq!(window.unanswered(), 64);
         window.record_chunk(10_000);
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_window_grows_when_long_answers_have_ended() {
-        let mut window = AnswerWindow::new(64, 128, 1000);
+        let mut window = RequestWindow::new(64, 128, 1000);
         window.record_chunk(20_000);
         for expected in [6, 12, 24, 48, 64] {
             assert_eq!(window.unanswered(), expected);

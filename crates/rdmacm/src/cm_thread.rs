@@ -1,4 +1,4 @@
-//! The service thread of a process: it reads the peers' messages and applies timers.
+//! The connection manager thread of a process: it reads the peers' messages and applies timers.
 //!
 //! One thread waits in `epoll_wait(2)` for all connections and listeners of the process. It never calls the program and
 //! never accesses its memory. It queues events in channels, from which the program takes them with `rdma_get_cm_event`.
@@ -35,9 +35,9 @@ pub(crate) enum TimerPurpose {
     RetryQueuedMadRequests,
 }
 
-/// An object whose socket and timers the service thread handles.
+/// An object whose socket and timers the connection manager thread handles.
 pub(crate) trait EventHandler: Send + Sync {
-    /// Returns the token that identifies the object: [`ServiceThread::new_token`].
+    /// Returns the token that identifies the object: [`CmThread::new_token`].
     fn token(&self) -> u64;
 
     /// Handles a readable socket.
@@ -50,8 +50,8 @@ pub(crate) trait EventHandler: Send + Sync {
 /// The timers by expiry; a number distinguishes timers with the same expiry.
 type Timers = BTreeMap<(Instant, u64), (Weak<dyn EventHandler>, TimerPurpose)>;
 
-/// The handle of the service thread.
-pub(crate) struct ServiceThread {
+/// The handle of the thread that reads the peers' CM messages and applies timers.
+pub(crate) struct CmThread {
     epoll: OwnedFd,
     wake: OwnedFd,
     watched: Mutex<HashMap<u64, Arc<dyn EventHandler>>>,
@@ -62,7 +62,7 @@ pub(crate) struct ServiceThread {
 /// Token of the eventfd that wakes the thread; watched objects have other tokens.
 const WAKE_TOKEN: u64 = 0;
 
-impl ServiceThread {
+impl CmThread {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
         // Signals must be delivered to the program's threads, not to this one.
@@ -70,8 +70,8 @@ impl ServiceThread {
         let builder = std::thread::Builder::new().name("rdmacm".to_owned());
         let (sender, receiver) = channel::<&'static Self>();
         let started = builder.spawn(move || {
-            if let Ok(service) = receiver.recv() {
-                service.run();
+            if let Ok(cm_thread) = receiver.recv() {
+                cm_thread.run();
             }
         });
         libc_calls::restore_signals(&mask);
@@ -80,18 +80,18 @@ impl ServiceThread {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let data = epoll::EventData::new_u64(WAKE_TOKEN);
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
-        let service: &'static Self = Box::leak(Box::new(Self {
+        let cm_thread: &'static Self = Box::leak(Box::new(Self {
             epoll,
             wake,
             watched: Mutex::default(),
             timers: Mutex::default(),
             next: AtomicU64::new(WAKE_TOKEN + 1),
         }));
-        replace_by_dev_null_in_children(&service.epoll)?;
-        replace_by_dev_null_in_children(&service.wake)?;
-        // The send succeeds: the thread runs until it has received the service.
-        let _ = sender.send(service);
-        Ok(service)
+        replace_by_dev_null_in_children(&cm_thread.epoll)?;
+        replace_by_dev_null_in_children(&cm_thread.wake)?;
+        // The send succeeds: the thread runs until it has received its handle.
+        let _ = sender.send(cm_thread);
+        Ok(cm_thread)
     }
 
     /// Returns a number that was never used as a token.
@@ -116,7 +116,7 @@ impl ServiceThread {
         Ok(added?)
     }
 
-    /// Undoes [`ServiceThread::watch`]. The socket may be closed afterwards.
+    /// Undoes [`CmThread::watch`]. The socket may be closed afterwards.
     pub(crate) fn unwatch(&self, socket: &OwnedFd, token: u64) {
         let _ = epoll::delete(&self.epoll, socket.as_fd());
         lock(&self.watched).remove(&token);

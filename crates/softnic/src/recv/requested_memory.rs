@@ -1,8 +1,14 @@
 //! The memory of this process that a peer's request names, with the rights of the queue pair that the request is for.
 
-use super::*;
 use nic_core::rights::{Access, OwningPdOrQp, PermittedRange};
 use roce::target::AtomicOperation;
+use shm::mem::{AtomicOp, MemoryFault};
+use verbs_abi::IBV_FLUSH_GLOBAL;
+
+use crate::qp::Qp;
+use crate::region_cache::RegionCache;
+use crate::send::{TargetQp, remote_region, required_pd_number};
+use crate::why;
 
 /// A range of memory that a request may access; its region stays registered.
 pub(crate) struct RequestedMemory<'a> {
