@@ -282,7 +282,7 @@ pub(super) mod tests {
         };
         let targets = format!("{}{}", target("a"), target("b"));
         std::fs::write(folder.join("targets.toml"), targets).unwrap();
-        let suite = "title = \"All of it\"\norder = 1\npackages = []\ntimeout_s = 1\n\
+        let suite = "title = \"All of it\"\nbuilt_against = \"rdma-core 44\"\norder = 1\npackages = []\ntimeout_s = 1\n\
              [[case]]\nname = \"one\"\nalone = \"true\"\n\
              [[case]]\nname = \"two\"\nalone = \"true\"\n\
              [[unsteady]]\ncase = \"two\"\non = [\"b\"]\nwhy = \"a race\"\n\

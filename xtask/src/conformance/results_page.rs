@@ -58,7 +58,7 @@ fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
         .into_iter()
         .partition(|(target, _)| suites(target) > 1);
     let mut text = format!(
-        "| passed / failed / skipped | {} |\n{}|\n",
+        "| passed / failed / skipped | built against | {} |\n|---{}|\n",
         names(&columns),
         rule(&columns)
     );
@@ -66,7 +66,7 @@ fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
         if !columns.iter().any(|(target, _)| suite.is_for(target)) {
             continue;
         }
-        text += &format!("| {} |", suite.title);
+        text += &format!("| {} | {} |", suite.title, built_against(suite));
         for (target, record) in &columns {
             let counts = counts(results_of_suite(&record.results, suite));
             let cell = if suite.is_for(target) {
@@ -125,19 +125,20 @@ fn results_page(folder: &Path, conformance: &Conformance) -> Result<String> {
             versions.join(", ")
         )?;
     }
-    text += "\n| suite | target | passed | failed | skipped |\n|---|---|---|---|---|\n";
+    text += "\n| suite | built against | target | passed | failed | skipped |\n|---|---|---|---|---|---|\n";
     for suite in &conformance.suites {
         for (target, record) in &columns {
             let results = results_of_suite(&record.results, suite);
             if suite.is_for(target) || !results.is_empty() {
                 let row = columns_of_counts(counts(results));
-                writeln!(text, "| {} | {} | {row} |", link(suite), target.name)?;
+                let (link, release) = (link(suite), built_against(suite));
+                writeln!(text, "| {link} | {release} | {} | {row} |", target.name)?;
             }
         }
     }
     for (target, record) in &columns {
         let row = columns_of_counts(counts(&record.results));
-        writeln!(text, "| **all** | {} | {row} |", target.name)?;
+        writeln!(text, "| **all** | | {} | {row} |", target.name)?;
     }
     for suite in &conformance.suites {
         let mut columns = columns.clone();
@@ -252,6 +253,11 @@ fn link(suite: &Suite) -> String {
     format!("[{0}](#{0})", suite.name)
 }
 
+/// Returns the release of rdma-core against which the programs of a suite were built, for a cell.
+fn built_against(suite: &Suite) -> &str {
+    suite.built_against.as_deref().unwrap_or("–")
+}
+
 /// Returns the counts for one cell, which no line break divides.
 fn cells(counts: TestCounts) -> String {
     format!(
@@ -323,9 +329,9 @@ mod tests {
         let table = results_page(folder.path(), &conformance).unwrap();
         for line in [
             "- **a**: the a (linux 6.1).",
-            "| [s](#s) | a | 1 | 0 | 1 |",
-            "| [s](#s) | b | 0 | 0 | 0 |",
-            "| **all** | a | 1 | 0 | 1 |",
+            "| [s](#s) | rdma-core 44 | a | 1 | 0 | 1 |",
+            "| [s](#s) | rdma-core 44 | b | 0 | 0 | 0 |",
+            "| **all** | | a | 1 | 0 | 1 |",
             "| of the weather | 1 | 0 |",
             "| `one` | passed | not run |",
             "| `two` | **skipped**: not \\| here | not run |",

@@ -116,6 +116,8 @@ pub(crate) enum Machine {
 pub(crate) struct Suite {
     pub(crate) name: String,
     pub(crate) title: String,
+    /// Release of rdma-core against which the programs were built; `None` if they do not use it.
+    pub(crate) built_against: Option<String>,
     /// Debian packages that provide the programs.
     pub(crate) packages: Vec<String>,
     /// Shell command that builds programs, once and on this machine, for whatever machine runs them.
@@ -243,6 +245,7 @@ struct Unsteady {
 #[serde(deny_unknown_fields)]
 struct File {
     title: String,
+    built_against: Option<String>,
     /// Position of the suite in the table.
     order: u32,
     packages: Vec<String>,
@@ -428,6 +431,7 @@ impl Suite {
         let suite = Suite {
             name: name.to_owned(),
             title: file.title,
+            built_against: file.built_against,
             packages: file.packages,
             build: file.build,
             setup: file.setup,
