@@ -157,6 +157,16 @@ pub(crate) const LIBMPICH_DEV: DebianPackage = DebianPackage {
     why: "programs of conformance/ are compiled with it",
     presence_check: PresenceCheck::File("/usr/share/doc/libmpich-dev/copyright"),
 };
+pub(crate) const CMAKE: DebianPackage = DebianPackage {
+    name: "cmake",
+    why: "the examples of a crate are built with it",
+    presence_check: PresenceCheck::Program("cmake"),
+};
+pub(crate) const LIBCLANG: DebianPackage = DebianPackage {
+    name: "libclang1-14",
+    why: "the examples of a crate are built with it",
+    presence_check: PresenceCheck::File("/usr/lib/llvm-14/lib/libclang.so.1"),
+};
 pub(crate) const MEMCACHED: DebianPackage = DebianPackage {
     name: "memcached",
     why: "its connections are carried by `verbatim sockets`",
@@ -275,6 +285,8 @@ pub(crate) const FOR_CONFORMANCE: &[DebianPackage] = &[
     LIBOPENMPI_DEV,
     MPICH,
     LIBMPICH_DEV,
+    CMAKE,
+    LIBCLANG,
     QEMU,
     PYTHON3_MINIMAL,
     PYTHON3_NUMPY,
