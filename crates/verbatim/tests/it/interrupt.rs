@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,22 @@ struct Running {
 
 impl Running {
     fn start(args: &[&str]) -> Running {
-        let mut child = verbatim(args)
+        // A shell ignores SIGINT in a command that it starts with `&`, and a command leaves an ignored signal ignored.
+        let verbatim = verbatim(args);
+        let mut command = Command::new("env");
+        command
+            .arg("--default-signal=INT")
+            .arg(verbatim.get_program());
+        for (name, value) in verbatim.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let mut child = command
+            .args(verbatim.get_args())
             .env("VERBATIM_LOG", "verbatim=info")
+            .stdin(Stdio::null())
             .process_group(0)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
