@@ -85,6 +85,9 @@ const MAX_HELD_BACK_PACKETS: usize = 32;
 /// packet with 4096 of payload.
 const MIN_FULL_BUFFER_PACKETS: usize = 32;
 
+/// Longest time for which the end of a process waits until no thread sends or receives.
+const MAX_WAIT_FOR_READERS_NS: u64 = 50_000_000;
+
 /// Longest time for which the end of a process waits until packets have left that a fault plan has made late.
 const MAX_WAIT_FOR_LATE_PACKETS_NS: u64 = 1_000_000_000;
 
@@ -150,7 +153,13 @@ impl CounterPublication {
 pub(crate) struct PacketPath {
     mode: PathMode,
     /// The sockets; taken out when the process ends.
+    ///
+    /// A thread reads them for as long as it delivers packets, and may wait meanwhile for the lock of a queue pair. The
+    /// thread that has that lock may send, and then reads, too. So no thread may *wait* for writing once they are open:
+    /// an `RwLock` lets no reader in that comes after a waiting writer.
     endpoint: RwLock<Option<Endpoint>>,
+    /// Held by the thread that opens the sockets.
+    opening: Mutex<()>,
     /// A descriptor that is readable while packets wait.
     readiness_fd: OnceLock<OwnedFd>,
     outgoing: Mutex<PacketBatch>,
@@ -200,6 +209,7 @@ impl PacketPath {
             mode: PathMode::from_env(capture.is_some())?,
             capture,
             endpoint: RwLock::default(),
+            opening: Mutex::default(),
             readiness_fd: OnceLock::new(),
             outgoing: Mutex::new(PacketBatch::new(UDP_PORT)),
             receive_state: Mutex::default(),
@@ -236,10 +246,7 @@ impl PacketPath {
         fabric: FabricMembership,
         audience: Option<CounterPublication>,
     ) -> Result<(), LinkError> {
-        let mut endpoint = self
-            .endpoint
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _opening = lock(&self.opening);
         if self.is_open() {
             return Ok(());
         }
@@ -249,11 +256,14 @@ impl PacketPath {
         })?;
         let failed = |source| LinkError::Epoll { source };
         let ready = opened.as_fd().try_clone_to_owned().map_err(failed)?;
-        *endpoint = Some(opened);
+        *self
+            .endpoint
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Some(opened);
         if let Some(audience) = audience {
             let _ = self.counter_publication.set(audience);
         }
-        // No other thread sets it, since this one has the lock.
+        // No other thread sets it, since this one holds `opening`.
         let _ = self.readiness_fd.set(ready);
         Ok(())
     }
@@ -567,12 +577,30 @@ impl PacketPath {
         for (name, packets) in self.counters.drop_counts() {
             tracing::info!("{packets} packets were dropped ({name})");
         }
-        let endpoint = self.endpoint.write();
-        let mut endpoint = endpoint.unwrap_or_else(PoisonError::into_inner);
-        if let Some(endpoint) = endpoint.take() {
-            self.flush_to(&endpoint);
-            self.publish_counters(&endpoint, LOCK_PATIENCE);
+        let until_ns = now_ns().saturating_add(MAX_WAIT_FOR_READERS_NS);
+        while now_ns() < until_ns {
+            let mut endpoint = match self.endpoint.try_write() {
+                Ok(endpoint) => endpoint,
+                Err(TryLockError::Poisoned(endpoint)) => endpoint.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+            };
+            if let Some(endpoint) = endpoint.take() {
+                self.send_and_publish_last(&endpoint);
+            }
+            return;
         }
+        // Other threads go on until the process has ended. Then the kernel closes the sockets.
+        if let Some(endpoint) = &*self.endpoint() {
+            self.send_and_publish_last(endpoint);
+        }
+    }
+
+    fn send_and_publish_last(&self, endpoint: &Endpoint) {
+        self.flush_to(endpoint);
+        self.publish_counters(endpoint, LOCK_PATIENCE);
     }
 
     /// Updates the sockets after a process of the fabric has ended: its packets go to no process from now on.
@@ -580,5 +608,63 @@ impl PacketPath {
         if let Some(endpoint) = &*self.endpoint() {
             endpoint.remove_dead_members();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Opens the sockets at an address of the loopback network, which no other test has.
+    fn open(path: &PacketPath, folder: &tempfile::TempDir, last_byte: u8) {
+        let address = IpAddr::from(Ipv4Addr::new(127, 83, 4, last_byte));
+        let fabric = FabricMembership {
+            folder: folder.path().to_owned(),
+            slot: 1,
+        };
+        path.open(vec![address.into()], fabric, None)
+            .expect("the sockets open");
+    }
+
+    /// A thread that connects its first queue pair may find that another thread has just opened the sockets.
+    #[test]
+    fn opening_open_sockets_waits_for_no_thread_that_delivers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = PacketPath::from_env().expect("a path");
+        open(&path, &folder, 8);
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let delivering = path.endpoint();
+            scope.spawn(|| {
+                open(&path, &folder, 8);
+                let _ = tell.send(());
+            });
+            let opened = told.recv_timeout(PATIENCE);
+            drop(delivering);
+            opened.expect("it does not wait");
+        });
+    }
+
+    /// The thread that delivers waits for the lock of a thread that sends, which must be able to send.
+    #[test]
+    fn the_end_of_a_process_keeps_no_thread_from_sending() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = PacketPath::from_env().expect("a path");
+        open(&path, &folder, 9);
+        std::thread::scope(|scope| {
+            let delivering = path.endpoint();
+            let closing = scope.spawn(|| path.close_sockets());
+            while !closing.is_finished() {
+                let can_send = path.endpoint.try_read().is_ok();
+                assert!(can_send, "a sender waits for the thread that delivers");
+                std::thread::yield_now();
+            }
+            drop(delivering);
+        });
     }
 }
