@@ -222,7 +222,7 @@ mod tests {
                 for rank in 0..ranks {
                     let ours = order(rank);
                     prop_assert_eq!(&ours.outgoing, &order((rank + 1) % ranks).incoming);
-                    // What this rank has in the beginning, and then what has come.
+                    // The bytes that this rank has at the beginning, and then those that have come.
                     let mut own: Vec<_> = root.map_or(vec![rank], |root| vec![0; usize::from(root == rank)]);
                     prop_assert_eq!(own.len(), ours.own_blocks);
                     own.extend(&ours.incoming);
