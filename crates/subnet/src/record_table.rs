@@ -30,8 +30,8 @@ pub(crate) struct RecordField {
 #[derive(Clone, Copy)]
 enum Comparison {
     Equal,
-    /// As the selector says that is the two bits before the field, and the component mask's bit before the field's.
-    /// Without that bit of the mask, every record matches.
+    /// The two bits before the field are the selector: greater, less, exactly, or the largest. The component mask has a
+    /// bit for the selector, before the field's. Without that bit, every record matches.
     BySelector(fn(u8) -> u32),
     /// The record has all bits of the request if the attribute modifier has bit 31. Otherwise both are equal.
     AllBits,
