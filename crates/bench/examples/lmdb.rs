@@ -5,9 +5,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bench::core_pinning::{CorePair, run_pinned};
 use bench::link::{WorkerCommand, WorkerLink};
-use bench::peers::lmdb::{LmdbEntries, LmdbMeasurement, LmdbParameters, LmdbPeer};
-use bench::pin::{CorePair, run_pinned};
+use bench::peers::lmdb::{LmdbEntryKind, LmdbMeasurement, LmdbParameters, LmdbPeer};
 
 /// Entries that each scan reads.
 const ENTRIES: u32 = 100;
@@ -46,23 +46,23 @@ fn measure(link: &mut WorkerLink, keys: u64, duration: Duration) -> Result<()> {
         );
     };
     let setup = LmdbParameters {
-        keys,
-        entries: LmdbEntries::Numbers {
+        loaded_key_count: keys,
+        entry_kind: LmdbEntryKind::Numbers {
             value_of_key: service::random::mix_bits,
         },
         window: 64,
         seed: 1,
     };
     let mut lmdb = LmdbPeer::start(link, setup)?;
-    say("load", &lmdb.load()?);
-    say("lookups", &lmdb.lookups(duration)?);
-    let scans = lmdb.scans(ENTRIES, duration)?;
+    say("load", &lmdb.measure_load()?);
+    say("lookups", &lmdb.measure_lookups(duration)?);
+    let scans = lmdb.measure_scans(ENTRIES, duration)?;
     say("scans", &scans);
     println!(
         "{:<10} {:>9.3} M/s",
         "entries",
         scans.requests_per_s() * f64::from(ENTRIES) / 1e6
     );
-    say("inserts", &lmdb.inserts(duration)?);
+    say("inserts", &lmdb.measure_inserts(duration)?);
     lmdb.stop()
 }

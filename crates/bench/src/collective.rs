@@ -54,11 +54,13 @@ pub struct CollectiveParameters {
     /// Number of ranks, 2 or more.
     pub ranks: usize,
     /// Bytes of a rank's buffer; its elements are `f32`, and reductions sum them.
-    pub bytes: usize,
+    #[serde(rename = "bytes")]
+    pub buffer_bytes: usize,
     /// Times that the collective runs in one measurement.
     pub iterations: usize,
     /// Queue pairs per connection.
-    pub lanes: usize,
+    #[serde(rename = "lanes")]
+    pub qps_per_connection: usize,
     /// Maximum bytes of a slice.
     pub slice_bytes: usize,
 }
@@ -67,20 +69,22 @@ pub struct CollectiveParameters {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CollectiveResult {
     /// Time of one collective on the slowest rank, in ns.
-    pub time_ns: f64,
+    #[serde(rename = "time_ns")]
+    pub slowest_rank_time_ns: f64,
     /// Bytes of the buffer divided by that time, in 10^9 bytes per second.
     pub algorithm_gb_s: f64,
     /// Bytes that each link carries divided by that time, in 10^9 bytes per second.
     pub bus_gb_s: f64,
     /// True if all results before and after the measurement were right.
-    pub verified: bool,
+    #[serde(rename = "verified")]
+    pub are_results_right: bool,
 }
 
 /// Measurement of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RankMeasurement {
     duration: Duration,
-    verified: bool,
+    are_results_right: bool,
 }
 
 /// Combines the measurements of all ranks into the outcome.
@@ -93,14 +97,14 @@ pub(crate) fn combine_ranks(
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let (time_ns, bytes) = (
         slowest.as_nanos() as f64 / setup.iterations as f64,
-        setup.bytes as f64,
+        setup.buffer_bytes as f64,
     );
     let algorithm_gb_s = bytes / time_ns.max(1.0);
     Ok(CollectiveResult {
-        time_ns,
+        slowest_rank_time_ns: time_ns,
         algorithm_gb_s,
         bus_gb_s: algorithm_gb_s * setup.collective.bus_factor(setup.ranks),
-        verified: ranks.iter().all(|rank| rank.verified),
+        are_results_right: ranks.iter().all(|rank| rank.are_results_right),
     })
 }
 
@@ -110,7 +114,7 @@ pub(crate) fn run_rank(
     pd: &ProtectionDomain,
     setup: &CollectiveParameters,
 ) -> Result<RankMeasurement> {
-    let len = setup.bytes.max(4);
+    let len = setup.buffer_bytes.max(4);
     let (buffer, other) = (pd.alloc(len, Access::ALL)?, pd.alloc(len, Access::ALL)?);
     let mut verified = run_once_and_verify(ring, &buffer, &other, setup)?;
     let begun = verbs::time::now();
@@ -121,7 +125,7 @@ pub(crate) fn run_rank(
     verified &= run_once_and_verify(ring, &buffer, &other, setup)?;
     Ok(RankMeasurement {
         duration: took,
-        verified,
+        are_results_right: verified,
     })
 }
 
@@ -131,16 +135,17 @@ fn run_once(
     other: &MemoryRegion,
     setup: &CollectiveParameters,
 ) -> Result<(), collective::Error> {
-    let count = setup.bytes / 4;
+    let count = setup.buffer_bytes / 4;
     let (data, op) = (DataType::F32, Reduction::Sum);
     match setup.collective {
         Collective::AllReduce => ring.all_reduce(buffer, count, data, op),
         Collective::AllGather => ring.all_gather(buffer, count, data),
         Collective::ReduceScatter => ring.reduce_scatter(buffer, count, data, op),
-        Collective::Broadcast => ring.broadcast(buffer, setup.bytes, 0),
-        Collective::SendRecv => {
-            ring.send_to_next_and_recv_from_previous((buffer, setup.bytes), (other, setup.bytes))
-        }
+        Collective::Broadcast => ring.broadcast(buffer, setup.buffer_bytes, 0),
+        Collective::SendRecv => ring.send_to_next_and_recv_from_previous(
+            (buffer, setup.buffer_bytes),
+            (other, setup.buffer_bytes),
+        ),
     }
 }
 
@@ -159,7 +164,7 @@ fn run_once_and_verify(
     setup: &CollectiveParameters,
 ) -> Result<bool> {
     let (rank, ranks) = (ring.rank(), ring.ranks());
-    let count = setup.bytes / 4;
+    let count = setup.buffer_bytes / 4;
     let own: Vec<u8> = (0..count)
         .flat_map(|at| initial_element(rank, at).to_ne_bytes())
         .collect();
@@ -212,7 +217,7 @@ pub fn run(
     let domains = (0..setup.ranks).map(|_| context.alloc_pd());
     let domains = domains.collect::<Result<Vec<_>, _>>()?;
     let config = Config {
-        lanes: setup.lanes,
+        lanes: setup.qps_per_connection,
         ..*config
     };
     let rings = connect_local_ring(&domains, &config, setup.slice_bytes)?;

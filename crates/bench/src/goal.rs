@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bounce::MAX_NEAR_BOUNCE_NS;
+use crate::cache_line_bounce::MAX_NEAR_CORES_BOUNCE_NS;
 use crate::micro::verb::Verb;
-use crate::peers::bare::BareMessageExchange;
+use crate::peers::bare_exchange_parameters::BareMessageExchange;
 
-mod limit;
+mod bare_ring_limit;
 mod peer;
-mod text;
+mod row_descriptions;
 
-pub use limit::{BareRingLimit, SendStream};
+pub use bare_ring_limit::{BareRingLimit, SendStream};
 pub use peer::PeerSystem;
 pub(crate) use peer::{BULK_PAYLOAD_BYTES, PACKET_PAYLOAD_BYTES};
 
@@ -156,7 +156,8 @@ impl Unit {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowGoal {
     /// Worst figure that is acceptable.
-    pub at_least: f64,
+    #[serde(rename = "at_least")]
+    pub worst_acceptable: f64,
     /// Figure to aim for.
     pub aim_for: f64,
 }
@@ -175,7 +176,7 @@ impl CoreDistance {
     /// Returns the distance for a one-way bounce time of a cache line.
     #[must_use]
     pub fn of_bounce_ns(ns: f64) -> CoreDistance {
-        if ns <= MAX_NEAR_BOUNCE_NS {
+        if ns <= MAX_NEAR_CORES_BOUNCE_NS {
             CoreDistance::Near
         } else {
             CoreDistance::Far
@@ -213,7 +214,7 @@ impl Row {
     ];
 
     /// Rows of the drop-in libraries as unmodified programs use them, in the order of the table.
-    pub const DROP_IN: [Row; 8] = [
+    pub const DROP_IN_ROWS: [Row; 8] = [
         Row::IbSendBw,
         Row::IbSendBwUd,
         Row::IbSendLat,
@@ -226,7 +227,7 @@ impl Row {
 
     /// Rows of the software NIC over packets between two addresses of this host, in the order of
     /// the table.
-    pub const WIRE: [Row; 9] = [
+    pub const WIRE_ROWS: [Row; 9] = [
         Row::WireSend,
         Row::WireWrite,
         Row::WireSendRate,
@@ -240,8 +241,8 @@ impl Row {
 
     /// Returns every row.
     pub fn all() -> impl Iterator<Item = Row> {
-        let rows = Row::OWN_PROGRAM_ROWS.into_iter().chain(Row::DROP_IN);
-        rows.chain(Row::WIRE)
+        let rows = Row::OWN_PROGRAM_ROWS.into_iter().chain(Row::DROP_IN_ROWS);
+        rows.chain(Row::WIRE_ROWS)
     }
 
     /// Returns the row's name for `--only`.
@@ -294,7 +295,7 @@ impl Row {
 
     /// Returns the row's SENDs, if the row SENDs as fast as possible.
     #[must_use]
-    pub fn send_stream(self) -> Option<SendStream> {
+    pub fn as_send_stream(self) -> Option<SendStream> {
         let (verb, payload_bytes, list) = match self {
             Row::UdSend => (Verb::UdSend, 0, 16),
             Row::RcSend0 => (Verb::RcSend, 0, 16),
@@ -328,7 +329,7 @@ impl Row {
         match self {
             Row::RcLatency => Some(bare(BareMessageExchange::PingPong, 1)),
             Row::Rpc => Some(bare(BareMessageExchange::Rpc, 16)),
-            row => row.send_stream().map(SendStream::bare_ring_limit),
+            row => row.as_send_stream().map(SendStream::bare_ring_limit),
         }
     }
 
@@ -342,13 +343,16 @@ impl Row {
             (BareMessageExchange::Stream, 1) => (0.4, 0.6),
             (BareMessageExchange::Stream, _) => (0.5, 0.75),
         };
-        Some(RowGoal { at_least, aim_for })
+        Some(RowGoal {
+            worst_acceptable: at_least,
+            aim_for,
+        })
     }
 
     /// Returns the unit of the row's figures.
     #[must_use]
     pub fn unit(self) -> Unit {
-        if self.send_stream().is_some() {
+        if self.as_send_stream().is_some() {
             return Unit::Mops;
         }
         match self {
@@ -385,7 +389,7 @@ impl Row {
     /// instead.
     #[must_use]
     pub fn peer(self) -> Option<PeerSystem> {
-        if self.send_stream().is_some() {
+        if self.as_send_stream().is_some() {
             return Some(PeerSystem::UcxAmBw);
         }
         match self {
@@ -413,8 +417,8 @@ impl Row {
     /// if only the share of the limit counts.
     #[must_use]
     pub fn goal(self, distance: CoreDistance) -> Option<RowGoal> {
-        if let Some(sends) = self.send_stream() {
-            return Some(sends_goal(sends, distance));
+        if let Some(sends) = self.as_send_stream() {
+            return Some(goal_of_send_row(sends, distance));
         }
         let (at_least, aim_for) = match (self, distance) {
             (Row::Rpc, _) => return None,
@@ -438,7 +442,10 @@ impl Row {
             // Rows of SENDs were handled above.
             _ => (2.0, 2.0),
         };
-        Some(RowGoal { at_least, aim_for })
+        Some(RowGoal {
+            worst_acceptable: at_least,
+            aim_for,
+        })
     }
 
     /// Returns true if `figure` (a ratio, or a value if the row has no peer) reaches `wanted`.
@@ -454,7 +461,7 @@ impl Row {
 
 /// Returns the goal of a row of SENDs compared with UCX's active messages, which are posted one by
 /// one.
-fn sends_goal(sends: SendStream, distance: CoreDistance) -> RowGoal {
+fn goal_of_send_row(sends: SendStream, distance: CoreDistance) -> RowGoal {
     let (at_least, aim_for) = match (sends.wrs_per_postlist, sends.verb, distance) {
         (1, _, _) => (1.0, 2.0),
         (_, Verb::UdSend, CoreDistance::Near) => (3.0, 6.0),
@@ -462,7 +469,10 @@ fn sends_goal(sends: SendStream, distance: CoreDistance) -> RowGoal {
         (_, _, CoreDistance::Near) => (2.0, 5.0),
         (_, _, CoreDistance::Far) => (4.0, 7.0),
     };
-    RowGoal { at_least, aim_for }
+    RowGoal {
+        worst_acceptable: at_least,
+        aim_for,
+    }
 }
 
 impl std::str::FromStr for Row {
@@ -499,7 +509,7 @@ mod tests {
                 let goals = [row.goal(distance), row.limit_share_goal()];
                 for goal in goals.into_iter().flatten() {
                     assert!(
-                        row.reaches_goal(goal.aim_for, goal.at_least),
+                        row.reaches_goal(goal.aim_for, goal.worst_acceptable),
                         "{}",
                         row.name()
                     );
@@ -511,12 +521,14 @@ mod tests {
     #[test]
     fn rows_with_messages_alone_have_a_limit() {
         assert_eq!(
-            Row::all().filter(|row| row.send_stream().is_some()).count(),
+            Row::all()
+                .filter(|row| row.as_send_stream().is_some())
+                .count(),
             12
         );
         for row in Row::all() {
             let moves_messages =
-                row.send_stream().is_some() || matches!(row, Row::RcLatency | Row::Rpc);
+                row.as_send_stream().is_some() || matches!(row, Row::RcLatency | Row::Rpc);
             assert_eq!(
                 row.bare_ring_limit().is_some(),
                 moves_messages,

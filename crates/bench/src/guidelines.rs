@@ -15,12 +15,12 @@ use verbs::{
     QueuePair, Rc, RecvList, RemoteMemory, Transport as Service, Uc, Ud, UdDestination, WcBuffer,
 };
 
+use crate::core_pinning::CorePair;
 use crate::link::WorkerCommand;
 use crate::micro::{
     MeasuredRole, MeasurementTask, MicroParameters, TaskResult, Verb, VerbStream, WorkerPool,
 };
-use crate::nic::NicChoice;
-use crate::pin::CorePair;
+use crate::open_nic::NicChoice;
 use crate::simulated;
 
 /// A guideline's two programs.
@@ -37,7 +37,7 @@ pub struct GuidelinePrograms {
     /// software NIC does.
     threads_on_guideline_nic: u32,
     /// Machines that these threads send to or READ from.
-    peer_machines: u32,
+    peer_machine_count: u32,
     program: ProgramKind,
 }
 
@@ -66,7 +66,7 @@ enum SimulatedRounds {
 }
 
 /// Virtual duration of a stream, in ms.
-const VIRTUAL_MS: u64 = 3;
+const SIMULATED_STREAM_MS: u64 = 3;
 
 const fn stream_program(of: fn(bool) -> (Verb, MicroParameters)) -> ProgramKind {
     ProgramKind::Stream {
@@ -82,14 +82,14 @@ fn choose<T>(keeps: bool, kept: T, broken: T) -> T {
 }
 
 /// The programs of all guidelines.
-pub const ALL: [GuidelinePrograms; 13] = [
+pub const ALL_GUIDELINE_PROGRAMS: [GuidelinePrograms; 13] = [
     GuidelinePrograms {
         guideline: "doorbell-batching",
         nic_profile_name: "cib",
         breaking_description: "SENDs of 60 bytes one by one",
         keeping_description: "the same in lists of 16",
         threads_on_guideline_nic: 14,
-        peer_machines: 14,
+        peer_machine_count: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(60),
@@ -106,7 +106,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "SENDs of 61 bytes, whose WQE is a byte over two cache lines",
         keeping_description: "SENDs of 60 bytes, whose WQE fills them",
         threads_on_guideline_nic: 14,
-        peer_machines: 14,
+        peer_machine_count: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(choose(keeps, 60, 61)),
@@ -123,7 +123,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "SENDs of 16 bytes from registered memory, in lists",
         keeping_description: "the same, inlined",
         threads_on_guideline_nic: 14,
-        peer_machines: 14,
+        peer_machine_count: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(16),
@@ -140,7 +140,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "a core that signals every WRITE",
         keeping_description: "one that signals one WRITE in 64",
         threads_on_guideline_nic: 1,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 signal_every: Some(choose(keeps, 64, 1)),
@@ -156,7 +156,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "SENDs of 4 bytes, all to one machine",
         keeping_description: "SENDs without payload, the 4 bytes in the immediate",
         threads_on_guideline_nic: 14,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(choose(keeps, 0, 4)),
@@ -173,7 +173,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "RECVs take 32 bytes into a buffer",
         keeping_description: "RECVs take them in the completion (the NIC's doing: the same program on the software NIC)",
         threads_on_guideline_nic: 8,
-        peer_machines: 8,
+        peer_machine_count: 8,
         program: ProgramKind::Stream {
             parameters: |_| {
                 let parameters = MicroParameters {
@@ -199,7 +199,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "a core's lists of 16 WRITEs on one queue pair",
         keeping_description: "the same on 10 in turn",
         threads_on_guideline_nic: 1,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 queue_pairs_per_thread: Some(choose(keeps, 10, 1)),
@@ -214,7 +214,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "fetch-and-adds on one word of each of 8 pages",
         keeping_description: "fetch-and-adds on all words of a page",
         threads_on_guideline_nic: 14,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 atomic_counters: Some(choose(keeps, 512, 8)),
@@ -233,7 +233,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "numbers by fetch-and-add",
         keeping_description: "numbers by a request (UC WRITE) and a response (UD SEND)",
         threads_on_guideline_nic: 14,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 if keeps {
@@ -258,7 +258,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "memory by READs of 24 bytes, in lists",
         keeping_description: "the same by half as many READs of 48 bytes a list",
         threads_on_guideline_nic: 14,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: ProgramKind::Stream {
             parameters: |keeps| {
                 let parameters = MicroParameters {
@@ -280,7 +280,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "1024 READs outstanding on each core",
         keeping_description: "256 READs outstanding on each core",
         threads_on_guideline_nic: 14,
-        peer_machines: 14,
+        peer_machine_count: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 window: Some(choose(keeps, 256, 1024)),
@@ -295,7 +295,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "450 connected queue pairs, a SEND on each",
         keeping_description: "450 SENDs on one UD queue pair",
         threads_on_guideline_nic: 1,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 if keeps {
@@ -317,7 +317,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         breaking_description: "128 MiB registered in pages of 4 KiB",
         keeping_description: "8 MiB registered: no more than it uses",
         threads_on_guideline_nic: 1,
-        peer_machines: 1,
+        peer_machine_count: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
                 let bytes = choose(keeps, 8 << 20, 128 << 20);
@@ -333,8 +333,10 @@ pub const ALL: [GuidelinePrograms; 13] = [
 
 /// Returns the programs of a guideline.
 #[must_use]
-pub fn by_name(guideline: &str) -> Option<&'static GuidelinePrograms> {
-    ALL.iter().find(|programs| programs.guideline == guideline)
+pub fn programs_of_guideline(guideline: &str) -> Option<&'static GuidelinePrograms> {
+    ALL_GUIDELINE_PROGRAMS
+        .iter()
+        .find(|programs| programs.guideline == guideline)
 }
 
 impl GuidelinePrograms {
@@ -362,7 +364,7 @@ impl GuidelinePrograms {
                 Ok(rounds / begun.elapsed().as_secs_f64().max(1e-9))
             }
             ProgramKind::Stream { .. } => {
-                let task = self.task(keeps, (rounds / 100).max(1), 1, 1)?;
+                let task = self.measurement_task(keeps, (rounds / 100).max(1), 1, 1)?;
                 let mut runner = WorkerPool::new(CorePair::first_two()?, worker);
                 let outcome = runner.measure(&NicChoice::first_device_of("softnic"), &task)?;
                 self.work_per_second(&task, &outcome)
@@ -390,9 +392,9 @@ impl GuidelinePrograms {
             ProgramKind::Stream { receive, .. } => {
                 let (threads, peers) = (
                     self.threads_on_guideline_nic as usize,
-                    self.peer_machines as usize,
+                    self.peer_machine_count as usize,
                 );
-                let task = self.task(keeps, VIRTUAL_MS, threads, peers)?;
+                let task = self.measurement_task(keeps, SIMULATED_STREAM_MS, threads, peers)?;
                 let outcome =
                     simulated::micro::run_with_payload_destination(profile, &task, receive(keeps))?
                         .0;
@@ -433,7 +435,7 @@ impl GuidelinePrograms {
         let mut all = one.clone();
         // The NIC decides how it delivers a message; the counts of a program cannot show it.
         for counted in all.queue_pairs.iter_mut().flat_map(|qp| &mut qp.received) {
-            counted.operation.receive = receive;
+            counted.operation.payload_destination = receive;
         }
         let posting: Vec<Thread> = all
             .threads
@@ -446,11 +448,11 @@ impl GuidelinePrograms {
             all.threads.extend(posting.iter().cloned());
             all.queue_pairs.extend(queue_pairs.iter().cloned());
         }
-        all.peers = self.peer_machines;
+        all.peer_count = self.peer_machine_count;
         Some(all)
     }
 
-    fn task(
+    fn measurement_task(
         &self,
         keeps: bool,
         ms: u64,
@@ -487,7 +489,7 @@ impl GuidelinePrograms {
 }
 
 /// Maximum wait for a completion.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of memory that the programs read and write.
 const REGION_BYTES: usize = 64 << 10;
 
@@ -550,7 +552,7 @@ impl ProgramResources {
     fn wait_for_completions(&self, mut count: usize) -> Result<()> {
         let mut buffer = WcBuffer::<32>::new();
         while count > 0 {
-            let found = verbs::poll_until(TIMEOUT, || match self.cq.poll(&mut buffer) {
+            let found = verbs::poll_until(COMPLETION_TIMEOUT, || match self.cq.poll(&mut buffer) {
                 Ok(completions) if completions.is_empty() => None,
                 Ok(completions) => {
                     let good = completions.map(|wc| wc.map(drop).map_err(|failed| failed.status()));
@@ -687,13 +689,14 @@ impl ProgramResources {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nicmodel::profile::builtin;
+    use nicmodel::profile::builtin_profile;
 
     #[test]
     fn every_guideline_has_programs_that_run_and_are_simulated() {
-        for guideline in nicmodel::guidelines::ALL {
-            let programs = by_name(guideline.name).expect("each guideline has programs");
-            let profile = builtin(programs.nic_profile_name).expect("built in");
+        for guideline in nicmodel::guidelines::ALL_GUIDELINES {
+            let programs =
+                programs_of_guideline(guideline.name).expect("each guideline has programs");
+            let profile = builtin_profile(programs.nic_profile_name).expect("built in");
             let work = |keeps| {
                 let simulated = programs.simulate_work_per_s(keeps, profile);
                 simulated.unwrap_or_else(|error| panic!("{}: {error:#}", guideline.name))

@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::core_pinning::CorePair;
 use crate::crowd::MemberJob;
 use crate::depth::DepthJob;
-use crate::events::kinds::Transport;
+use crate::events::transport_and_placement::Transport;
 use crate::link::WorkerCommand;
 use crate::micro::task::MeasurementTask;
-use crate::nic::NicChoice;
-use crate::peers::bare::BareExchangeParameters;
-use crate::peers::copy::CopyParameters;
-use crate::peers::datagrams::DatagramParameters;
-use crate::peers::lmdb::order::LmdbServeJob;
-use crate::pin::CorePair;
+use crate::open_nic::NicChoice;
+use crate::peers::bare_exchange_parameters::BareExchangeParameters;
+use crate::peers::copy_parameters::CopyParameters;
+use crate::peers::datagram_parameters::DatagramParameters;
+use crate::peers::lmdb::serve_job::LmdbServeJob;
 use crate::probe::write_probe::WriteProbe;
 
 /// A job.
@@ -50,7 +50,8 @@ pub enum Job {
 pub struct DriveJob {
     pub(crate) cores: CorePair,
     /// Program that runs at the other end.
-    pub(crate) worker_exe: WorkerCommand,
+    #[serde(rename = "worker_exe")]
+    pub(crate) worker_command: WorkerCommand,
     /// NIC of both processes.
     pub(crate) nic: NicChoice,
     #[serde(rename = "what")]
@@ -77,7 +78,8 @@ pub struct MicroJob {
     pub(crate) nic: NicChoice,
     pub(crate) task: MeasurementTask,
     /// Number of the worker's threads, one per lane.
-    pub(crate) lanes: usize,
+    #[serde(rename = "lanes")]
+    pub(crate) thread_count: usize,
     /// Cores for the lanes' threads, used in turn. A worker on another host chooses its own cores.
     pub(crate) cores: Vec<usize>,
 }
@@ -89,7 +91,8 @@ pub struct ConnectionsJob {
     pub(crate) nic: NicChoice,
     pub(crate) queue_pairs: usize,
     /// True if the worker then sleeps until the driver ends the job.
-    pub(crate) idle: bool,
+    #[serde(rename = "idle")]
+    pub(crate) sleeps_after_connecting: bool,
 }
 
 /// A probe of WRITEs.

@@ -28,13 +28,13 @@
 
 #![deny(unsafe_code)]
 
-pub mod bounce;
-pub mod breakdown;
+pub mod cache_line_bounce;
 pub mod calibrate;
 mod child;
 mod clock;
 pub mod collective;
 mod connect;
+pub mod core_pinning;
 pub mod crowd;
 pub mod depth;
 pub mod events;
@@ -42,20 +42,20 @@ pub mod goal;
 pub mod guidelines;
 mod job;
 pub mod link;
+pub mod message_time_breakdown;
 pub mod micro;
-pub mod nic;
+mod one_core_phases;
+pub mod open_nic;
 pub mod peers;
-mod phases;
-pub mod pin;
 mod poll_timeout;
 pub mod probe;
-pub mod record;
 pub mod remote;
+pub mod resource_usage;
 mod rows;
 pub mod run;
+pub mod run_circumstances;
 mod setup;
 pub mod simulated;
 pub mod stats;
 mod summary;
-pub mod usage;
 pub mod worker;

@@ -2,8 +2,8 @@
 //!
 //! A line that begins with `!` holds the reason why its sender has failed.
 
+mod cancellable_barrier;
 mod consequential_error;
-mod gate;
 mod lanes;
 
 use std::collections::VecDeque;
@@ -20,11 +20,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::child::KillOnDrop;
-use crate::pin::spawn_on;
+use crate::core_pinning::spawn_on_core;
 
+pub(crate) use cancellable_barrier::CancellableBarrier;
 use consequential_error::ConsequentialError;
 pub(crate) use consequential_error::root_cause;
-pub(crate) use gate::CancellableBarrier;
 
 /// First character of a line that holds the reason why its sender has failed.
 const FAILURE_MARK: char = '!';
@@ -112,7 +112,7 @@ impl WorkerLink {
     /// # Errors
     /// When the program cannot be started.
     pub fn spawn(exe: &WorkerCommand, core: usize) -> Result<WorkerLink> {
-        let mut child = KillOnDrop(spawn_on(
+        let mut child = KillOnDrop(spawn_on_core(
             core,
             Command::new(&exe.path)
                 .args(&exe.args)

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use crate::clock::now_ns;
 
 /// Timeout for an event that should happen at once, in ns.
-pub(crate) const TIMEOUT_NS: u64 = 10_000_000_000;
+pub(crate) const DEFAULT_EVENT_TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Time of one poll of unchanged memory on a simulated core, in nanoseconds, as in
 /// [`verbs::Waiter`].
@@ -50,7 +50,7 @@ impl PollTimeout {
     #[inline]
     pub(crate) fn is_over_after_empty_poll(&mut self) -> bool {
         if simnic::is_simulated() {
-            simnic::idle(SIMULATED_POLL_COST_NS, None);
+            simnic::suspend_while_idle(SIMULATED_POLL_COST_NS, None);
         } else if self.pauses_between_polls {
             std::hint::spin_loop();
         }

@@ -21,16 +21,18 @@ use crate::link::{WorkerCommand, WorkerLink};
 pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Time for which the connecting side waits for the listening side.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// First line of either side.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
-    protocol: u32,
+    #[serde(rename = "protocol")]
+    protocol_version: u32,
     /// Commit of the program, which is only shown in messages.
     commit: String,
     /// Total number of connections.
-    connections: usize,
+    #[serde(rename = "connections")]
+    connection_count: usize,
     /// Description of the measurement.
     #[serde(rename = "what")]
     task_description: Value,
@@ -39,27 +41,27 @@ struct Hello {
 impl Hello {
     fn new(connections: usize, task_description: &Value) -> Hello {
         Hello {
-            protocol: PROTOCOL_VERSION,
+            protocol_version: PROTOCOL_VERSION,
             commit: env!("VERBATIM_COMMIT").to_owned(),
-            connections,
+            connection_count: connections,
             task_description: task_description.clone(),
         }
     }
 
     /// Fails unless the two sides have the same protocol and the same measurement.
-    fn check(&self, peer: &Hello) -> Result<()> {
-        if self.protocol != peer.protocol {
+    fn check_same_measurement(&self, peer: &Hello) -> Result<()> {
+        if self.protocol_version != peer.protocol_version {
             bail!(
                 "the two sides speak different versions: {} here (commit {}) and {} there (commit {}); take the same \
                  program on both",
-                self.protocol,
+                self.protocol_version,
                 self.commit,
-                peer.protocol,
+                peer.protocol_version,
                 peer.commit
             );
         }
         let mut others = Vec::new();
-        differences(
+        collect_differences(
             "",
             &self.task_description,
             &peer.task_description,
@@ -76,18 +78,18 @@ impl Hello {
 }
 
 /// Adds a description of each difference between two values to `found`.
-fn differences(place: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
+fn collect_differences(place: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
     match (here, there) {
         (Value::Object(one), Value::Object(other)) => {
             let missing = other.keys().filter(|key| !one.contains_key(*key));
             for key in one.keys().chain(missing) {
                 let of = |map: &serde_json::Map<_, _>| map.get(key).cloned().unwrap_or_default();
-                differences(key, &of(one), &of(other), found);
+                collect_differences(key, &of(one), &of(other), found);
             }
         }
         (Value::Array(one), Value::Array(other)) if one.len() == other.len() => {
             for (one, other) in one.iter().zip(other) {
-                differences(place, one, other, found);
+                collect_differences(place, one, other, found);
             }
         }
         _ if here == there => {}
@@ -103,7 +105,7 @@ pub struct ListeningPeer {
     /// Description of the measurement on this side.
     pub task_description: Value,
     /// Number of processes on the listening side.
-    pub processes: usize,
+    pub process_count: usize,
 }
 
 impl ListeningPeer {
@@ -113,17 +115,17 @@ impl ListeningPeer {
     /// When no program listens, another program listens, or the descriptions of the measurement
     /// differ.
     pub fn connect(&self) -> Result<Vec<WorkerLink>> {
-        let own = Hello::new(self.processes, &self.task_description);
+        let own = Hello::new(self.process_count, &self.task_description);
         let link = |_| -> Result<WorkerLink> {
             let mut link = WorkerLink::tcp(connect_with_retries(&self.address)?)?;
             link.send(&own)?;
             let peer: Hello = link
                 .recv()
                 .with_context(|| format!("{} is no verbatim bench that listens", self.address))?;
-            own.check(&peer)?;
+            own.check_same_measurement(&peer)?;
             Ok(link)
         };
-        (0..self.processes).map(link).collect()
+        (0..self.process_count).map(link).collect()
     }
 }
 
@@ -139,12 +141,12 @@ fn connect_with_retries(address: &str) -> Result<TcpStream> {
         let mut refusal = None;
         let found = address.to_socket_addrs();
         for one in found.with_context(|| format!("there is no host of {address}"))? {
-            match TcpStream::connect_timeout(&one, TIMEOUT) {
+            match TcpStream::connect_timeout(&one, CONNECT_TIMEOUT) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => refusal = Some(error),
             }
         }
-        if begin.elapsed() >= TIMEOUT {
+        if begin.elapsed() >= CONNECT_TIMEOUT {
             return match refusal {
                 Some(refusal) => Err(refusal).with_context(hint),
                 None => bail!(hint()),
@@ -174,7 +176,7 @@ pub fn serve_one_peer(
     let (mut workers, mut wanted) = (Vec::new(), 1);
     while workers.len() < wanted {
         let (stream, from) = listener.accept()?;
-        let (more, worker) = accept_connection(stream, task_description, worker)
+        let (more, worker) = start_worker_for_connection(stream, task_description, worker)
             .with_context(|| format!("cannot measure with {from}"))?;
         wanted = more;
         workers.push(worker);
@@ -191,19 +193,19 @@ pub fn serve_one_peer(
 
 /// Answers the first line of a new connection and passes the connection to a worker. Returns the
 /// total number of connections, and the worker.
-fn accept_connection(
+fn start_worker_for_connection(
     stream: TcpStream,
     task_description: &Value,
     worker: &WorkerCommand,
 ) -> Result<(usize, Child)> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
     let mut link = WorkerLink::tcp(stream.try_clone()?)?;
     let peer: Hello = link.recv().context("it says nothing of ours")?;
-    let own = Hello::new(peer.connections, task_description);
+    let own = Hello::new(peer.connection_count, task_description);
     // Send the own description before the check, so that the other side can report the differences
     // too.
     link.send(&own)?;
-    own.check(&peer)?;
+    own.check_same_measurement(&peer)?;
     stream.set_read_timeout(None)?;
     // The other side waits for the answer before it sends more, so the link's buffer is empty.
     drop(link);
@@ -215,7 +217,7 @@ fn accept_connection(
         .spawn();
     let child = child.context("cannot start a worker")?;
     Ok((
-        peer.connections
+        peer.connection_count
             .clamp(1, crate::micro::parameters::MAX_THREADS),
         child,
     ))
@@ -233,9 +235,12 @@ mod tests {
             1,
             &json!({"tasks": [{"stream": {"window": 8, "batch": 1}}]}),
         );
-        assert!(here.check(&here).is_ok());
+        assert!(here.check_same_measurement(&here).is_ok());
         let there = json!({"tasks": [{"stream": {"window": 16, "batch": 1, "pages": "huge"}}]});
-        let error = here.check(&Hello::new(1, &there)).unwrap_err().to_string();
+        let error = here
+            .check_same_measurement(&Hello::new(1, &there))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("window is 8 here and 16 there"), "{error}");
         assert!(
             error.contains("pages is null here and \"huge\" there"),
@@ -243,10 +248,10 @@ mod tests {
         );
         assert!(!error.contains("batch"), "{error}");
         let older = Hello {
-            protocol: 0,
+            protocol_version: 0,
             ..Hello::new(1, &json!(null))
         };
-        let error = here.check(&older).unwrap_err().to_string();
+        let error = here.check_same_measurement(&older).unwrap_err().to_string();
         assert!(error.contains("same program"), "{error}");
     }
 
@@ -274,7 +279,7 @@ mod tests {
             let peer = ListeningPeer {
                 address: address.to_string(),
                 task_description: json!("the same"),
-                processes: 2,
+                process_count: 2,
             };
             assert_eq!(peer.connect().unwrap().len(), 2);
         };

@@ -2,7 +2,7 @@
 //!
 //! A peer or a limit that several rows share is measured once per round. Two bounce measurements of
 //! a cache line enclose each measurement. They tell whether the cores were near or far, or moved in
-//! between ([`RowSample::distance`]).
+//! between ([`RowSample::core_distance`]).
 
 use std::collections::HashSet;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::bounce::{one_way_bounce_ns, quick_one_way_bounce_ns};
+use crate::cache_line_bounce::{one_way_bounce_ns, quick_one_way_bounce_ns};
 use crate::child;
 use crate::goal::{BareRingLimit, PeerSystem, Row};
 use crate::peers::redis;
@@ -18,7 +18,7 @@ use crate::rows::{self, limit, peer};
 use crate::stats::MedianAndSpread;
 use crate::summary::RunSamples;
 
-pub use crate::setup::{BenchSetup, RowFigure, Settings};
+pub use crate::setup::{BenchSettings, BenchSetup, RowFigure};
 pub use crate::summary::{
     ComparedSide, GoalVerdict, RowFigures, RowResult, RowSample, RunEvent, RunSummary,
 };
@@ -35,7 +35,7 @@ pub fn measurements_per_round(rows: &[Row]) -> usize {
 }
 
 /// The time that the current measurement has left once a run is to end.
-const GRACE: Duration = Duration::from_secs(1);
+const END_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// The interval at which a run looks whether it is to end. It is long, because the wake-ups take time from the
 /// measurement.
@@ -100,7 +100,7 @@ pub fn run(
             }
         }
         if should_end() {
-            let at = *give_up_at.get_or_insert_with(|| Instant::now() + GRACE);
+            let at = *give_up_at.get_or_insert_with(|| Instant::now() + END_GRACE_PERIOD);
             if Instant::now() >= at {
                 child::kill_descendants();
                 // Most measurements fail now, and remove their files.
@@ -112,10 +112,13 @@ pub fn run(
     if bounces.is_empty() && !should_end() {
         bail!("at least one round is needed: raise the rounds");
     }
-    let mut summary = samples.summary(&bench.settings.rows, MedianAndSpread::of(&bounces));
+    let mut summary = samples.summarize_rows(&bench.settings.rows, MedianAndSpread::of(&bounces));
     if should_end() {
         let is_measured = |row: &RowResult| {
-            row.near.is_some() || row.far.is_some() || row.moved > 0 || !row.errors.is_empty()
+            row.near_cores.is_some()
+                || row.far_cores.is_some()
+                || row.measurements_with_moved_cores > 0
+                || !row.errors.is_empty()
         };
         summary.rows.retain(is_measured);
     }
@@ -128,7 +131,7 @@ fn measure_rounds(
     tell: &Sender<Progress>,
     should_end: impl Fn() -> bool,
 ) -> Result<()> {
-    let bounce_rounds = u32::try_from(200_000 / bench.settings.shrink.clamp(1, 1000))?;
+    let bounce_rounds = u32::try_from(200_000 / bench.settings.shrink_divisor.clamp(1, 1000))?;
     let mut redis = None;
     for round in 0..bench.settings.rounds {
         let bounce_ns = one_way_bounce_ns(bench.cores, bounce_rounds)?;
@@ -145,7 +148,7 @@ fn measure_rounds(
             if tell.send(Progress::Event(begin)).is_err() {
                 return Ok(());
             }
-            let measured = measure(bench, row, side, &mut redis);
+            let measured = measure_side(bench, row, side, &mut redis);
             let after = quick_one_way_bounce_ns(bench.cores)?;
             let progress = match measured {
                 Ok(measured) => {
@@ -193,7 +196,7 @@ fn measurement_order(rows: &[Row], round: u32) -> Vec<(Row, ComparedSide)> {
     order
 }
 
-fn measure(
+fn measure_side(
     bench: &BenchSetup,
     row: Row,
     side: ComparedSide,

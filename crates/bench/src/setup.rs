@@ -2,18 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::core_pinning::CorePair;
 use crate::goal::Row;
 use crate::link::WorkerCommand;
-use crate::nic::NicChoice;
-use crate::pin::CorePair;
+use crate::open_nic::NicChoice;
 
 /// Extent of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct BenchSettings {
     /// Number of measurements of each row and its peer.
     pub rounds: u32,
     /// Divisor of durations and counts of operations: 1 for results, more for a smoke test.
-    pub shrink: u64,
+    #[serde(rename = "shrink")]
+    pub shrink_divisor: u64,
     /// Rows to measure, in order.
     pub rows: Vec<Row>,
 }
@@ -22,11 +23,11 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub struct BenchSetup {
     /// Extent of the run.
-    pub settings: Settings,
+    pub settings: BenchSettings,
     /// Cores of the two processes.
     pub cores: CorePair,
     /// Program that starts a worker.
-    pub worker: WorkerCommand,
+    pub worker_command: WorkerCommand,
     /// NIC of this project's side.
     pub nic: NicChoice,
 }
@@ -35,7 +36,7 @@ impl BenchSetup {
     /// Returns `count` divided by the `shrink` setting, at least 64.
     #[must_use]
     pub fn shrink_count(&self, count: u64) -> u64 {
-        (count / self.settings.shrink.max(1)).max(64)
+        (count / self.settings.shrink_divisor.max(1)).max(64)
     }
 }
 
@@ -47,5 +48,6 @@ pub struct RowFigure {
     /// Operations that the receiving end checked.
     pub verified_ops: u64,
     /// Datagrams that did not arrive.
-    pub lost_ops: u64,
+    #[serde(rename = "lost_ops")]
+    pub lost_messages: u64,
 }

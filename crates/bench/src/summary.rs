@@ -34,7 +34,8 @@ impl ComparedSide {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowSample {
     /// Round, counted from 0.
-    pub round: u32,
+    #[serde(rename = "round")]
+    pub round_index: u32,
     /// Row that was measured; for a peer or a limit that several rows share, the first of them.
     pub row: Row,
     /// Side that was measured.
@@ -46,16 +47,18 @@ pub struct RowSample {
     /// Operations that the receiving end checked (the peer's count for a peer).
     pub verified_ops: u64,
     /// Datagrams that were sent and did not arrive.
-    pub lost_ops: u64,
+    #[serde(rename = "lost_ops")]
+    pub lost_messages: u64,
     /// One-way time of a cache line between the two cores, before and after the measurement.
-    pub bounce_ns: [f64; 2],
+    #[serde(rename = "bounce_ns")]
+    pub bounce_before_after_ns: [f64; 2],
 }
 
 impl RowSample {
     /// Returns the distance of the cores, or `None` if they moved during the measurement.
     #[must_use]
-    pub fn distance(&self) -> Option<CoreDistance> {
-        let [before, after] = self.bounce_ns.map(CoreDistance::of_bounce_ns);
+    pub fn core_distance(&self) -> Option<CoreDistance> {
+        let [before, after] = self.bounce_before_after_ns.map(CoreDistance::of_bounce_ns);
         (before == after).then_some(before)
     }
 }
@@ -90,7 +93,8 @@ pub struct GoalVerdict {
     /// The goal.
     pub goal: RowGoal,
     /// True if the median reaches the goal's minimum.
-    pub at_least_reached: bool,
+    #[serde(rename = "at_least_reached")]
+    pub is_minimum_reached: bool,
     /// True if the median reaches the goal's aim.
     pub aim_reached: bool,
 }
@@ -105,7 +109,7 @@ impl GoalVerdict {
         let reached = |wanted| row.reaches_goal(judged.median, wanted);
         Some(GoalVerdict {
             goal,
-            at_least_reached: reached(goal.at_least),
+            is_minimum_reached: reached(goal.worst_acceptable),
             aim_reached: reached(goal.aim_for),
         })
     }
@@ -119,14 +123,16 @@ pub struct RowFigures {
     /// The peer's figure.
     pub peer: Option<MedianAndSpread>,
     /// This project's figure divided by the peer's figure of the same round.
-    pub ratio: Option<MedianAndSpread>,
+    #[serde(rename = "ratio")]
+    pub ratio_to_peer: Option<MedianAndSpread>,
     /// Verdict on the ratio, or on this project's figure if the row has no peer; `None` without
     /// such a figure.
     pub verdict: Option<GoalVerdict>,
     /// The limit's figure.
     pub limit: Option<MedianAndSpread>,
     /// This project's figure divided by the limit's figure of the same round.
-    pub share: Option<MedianAndSpread>,
+    #[serde(rename = "share")]
+    pub share_of_limit: Option<MedianAndSpread>,
     /// Verdict on the share of the limit.
     pub limit_verdict: Option<GoalVerdict>,
 }
@@ -136,7 +142,7 @@ impl RowFigures {
     #[must_use]
     pub fn are_minimums_reached(&self) -> bool {
         let verdicts = [self.verdict, self.limit_verdict];
-        verdicts.iter().flatten().all(|v| v.at_least_reached)
+        verdicts.iter().flatten().all(|v| v.is_minimum_reached)
     }
 }
 
@@ -155,16 +161,21 @@ pub struct RowResult {
     /// Name of the limit.
     pub limit_name: Option<String>,
     /// Figures with near cores; `None` if no measurement of this project's side had near cores.
-    pub near: Option<RowFigures>,
+    #[serde(rename = "near")]
+    pub near_cores: Option<RowFigures>,
     /// Figures with far cores; `None` if no measurement of this project's side had far cores.
-    pub far: Option<RowFigures>,
+    #[serde(rename = "far")]
+    pub far_cores: Option<RowFigures>,
     /// Measurements of this project's side during which the cores moved; `near` and `far` exclude
     /// them.
-    pub moved: u32,
+    #[serde(rename = "moved")]
+    pub measurements_with_moved_cores: u32,
     /// True if every minimum is reached, near and far, as far as both occurred.
-    pub at_least_reached: bool,
+    #[serde(rename = "at_least_reached")]
+    pub are_minimums_reached: bool,
     /// Datagrams of all rounds that did not arrive.
-    pub lost_ops: u64,
+    #[serde(rename = "lost_ops")]
+    pub lost_messages: u64,
     /// Errors of measurements that failed.
     pub errors: Vec<String>,
 }
@@ -183,7 +194,7 @@ impl RunSummary {
     /// Returns true if every row reached its minimum.
     #[must_use]
     pub fn are_minimums_reached(&self) -> bool {
-        self.rows.iter().all(|row| row.at_least_reached)
+        self.rows.iter().all(|row| row.are_minimums_reached)
     }
 }
 
@@ -196,14 +207,14 @@ impl RowSample {
         bounce_ns: [f64; 2],
     ) -> RowSample {
         RowSample {
-            round,
+            round_index: round,
             row,
             side,
             value: measured.value,
             unit: row.unit(),
             verified_ops: measured.verified_ops,
-            lost_ops: measured.lost_ops,
-            bounce_ns,
+            lost_messages: measured.lost_messages,
+            bounce_before_after_ns: bounce_ns,
         }
     }
 }
@@ -216,7 +227,7 @@ pub(crate) struct RunSamples {
 }
 
 /// Returns true if a measurement of `side` for row `of` also counts for `row`.
-fn counts_for_row(of: Row, side: ComparedSide, row: Row) -> bool {
+fn measurement_counts_for_row(of: Row, side: ComparedSide, row: Row) -> bool {
     match side {
         ComparedSide::Ours => of == row,
         ComparedSide::Peer => row.peer().is_some() && of.peer() == row.peer(),
@@ -238,21 +249,26 @@ impl RunSamples {
         self.errors.push((row, side, text));
     }
 
-    pub(crate) fn summary(&self, rows: &[Row], bounce_ns: Option<MedianAndSpread>) -> RunSummary {
+    pub(crate) fn summarize_rows(
+        &self,
+        rows: &[Row],
+        bounce_ns: Option<MedianAndSpread>,
+    ) -> RunSummary {
         RunSummary {
             bounce_ns,
-            rows: rows.iter().map(|row| self.result(*row)).collect(),
+            rows: rows.iter().map(|row| self.row_result(*row)).collect(),
         }
     }
 
     fn samples_of(&self, row: Row, side: ComparedSide) -> impl Iterator<Item = &RowSample> {
-        let is_of = move |s: &&RowSample| s.side == side && counts_for_row(s.row, side, row);
+        let is_of =
+            move |s: &&RowSample| s.side == side && measurement_counts_for_row(s.row, side, row);
         self.samples.iter().filter(is_of)
     }
 
-    fn figures(&self, row: Row, distance: CoreDistance) -> Option<RowFigures> {
+    fn figures_at_distance(&self, row: Row, distance: CoreDistance) -> Option<RowFigures> {
         let of = |side| -> Vec<&RowSample> {
-            let there = |s: &&RowSample| s.distance() == Some(distance);
+            let there = |s: &&RowSample| s.core_distance() == Some(distance);
             self.samples_of(row, side).filter(there).collect()
         };
         let ours = of(ComparedSide::Ours);
@@ -261,7 +277,9 @@ impl RunSamples {
         };
         let over = |others: &[&RowSample]| {
             let ratios = ours.iter().filter_map(|ours| {
-                let other = others.iter().find(|other| other.round == ours.round)?;
+                let other = others
+                    .iter()
+                    .find(|other| other.round_index == ours.round_index)?;
                 Some(ours.value / other.value)
             });
             MedianAndSpread::of(&ratios.collect::<Vec<_>>())
@@ -277,38 +295,38 @@ impl RunSamples {
         Some(RowFigures {
             ours: ours_spread,
             peer: values(&peers),
-            ratio,
+            ratio_to_peer: ratio,
             verdict: GoalVerdict::judge(row, row.goal(distance), judged),
             limit: values(&limits),
-            share,
+            share_of_limit: share,
             limit_verdict: GoalVerdict::judge(row, row.limit_share_goal(), share),
         })
     }
 
-    fn result(&self, row: Row) -> RowResult {
-        let near = self.figures(row, CoreDistance::Near);
-        let far = self.figures(row, CoreDistance::Far);
+    fn row_result(&self, row: Row) -> RowResult {
+        let near = self.figures_at_distance(row, CoreDistance::Near);
+        let far = self.figures_at_distance(row, CoreDistance::Far);
         let mut both = near.iter().chain(&far).peekable();
         let errors = self.errors.iter();
         let errors: Vec<_> = errors
-            .filter(|(of, side, _)| counts_for_row(*of, *side, row))
+            .filter(|(of, side, _)| measurement_counts_for_row(*of, *side, row))
             .map(|(.., text)| text.clone())
             .collect();
         let ours = || self.samples_of(row, ComparedSide::Ours);
-        let moved = ours().filter(|s| s.distance().is_none()).count();
+        let moved = ours().filter(|s| s.core_distance().is_none()).count();
         RowResult {
             row,
             description: row.description(),
             unit: row.unit(),
             peer_name: row.peer().map(|peer| peer.name().to_owned()),
             limit_name: row.bare_ring_limit().map(|limit| limit.name().to_owned()),
-            near,
-            far,
-            moved: u32::try_from(moved).unwrap_or(u32::MAX),
-            at_least_reached: errors.is_empty()
+            near_cores: near,
+            far_cores: far,
+            measurements_with_moved_cores: u32::try_from(moved).unwrap_or(u32::MAX),
+            are_minimums_reached: errors.is_empty()
                 && both.peek().is_some()
                 && both.all(RowFigures::are_minimums_reached),
-            lost_ops: ours().map(|s| s.lost_ops).sum(),
+            lost_messages: ours().map(|s| s.lost_messages).sum(),
             errors,
         }
     }
@@ -328,7 +346,7 @@ mod tests {
                 let measured = RowFigure {
                     value,
                     verified_ops: 1,
-                    lost_ops: 0,
+                    lost_messages: 0,
                 };
                 RowSample::new(measured, round, row, side, bounce_ns)
             };
@@ -350,21 +368,21 @@ mod tests {
                 ]
                 .map(|(side, value)| (round, Row::UdSend, side, value, at))
             });
-        samples_with(&samples.collect::<Vec<_>>()).result(Row::UdSend)
+        samples_with(&samples.collect::<Vec<_>>()).row_result(Row::UdSend)
     }
 
     #[test]
     fn ratios_are_taken_round_by_round() {
         // The machine is ten times slower in round 1 for all sides: ratio and share do not change.
         let result = rounds(&[(80.0, 20.0, 160.0, NEAR), (8.0, 2.0, 16.0, NEAR)]);
-        let near = result.near.unwrap();
-        let ratio = near.ratio.unwrap();
+        let near = result.near_cores.unwrap();
+        let ratio = near.ratio_to_peer.unwrap();
         assert_eq!((ratio.min, ratio.median, ratio.max), (4.0, 4.0, 4.0));
-        assert_eq!(near.share.unwrap().median, 0.5);
+        assert_eq!(near.share_of_limit.unwrap().median, 0.5);
         let (verdict, limit) = (near.verdict.unwrap(), near.limit_verdict.unwrap());
-        assert!(verdict.at_least_reached && !verdict.aim_reached);
-        assert!(limit.at_least_reached && !limit.aim_reached);
-        assert!(result.at_least_reached && result.far.is_none());
+        assert!(verdict.is_minimum_reached && !verdict.aim_reached);
+        assert!(limit.is_minimum_reached && !limit.aim_reached);
+        assert!(result.are_minimums_reached && result.far_cores.is_none());
     }
 
     #[test]
@@ -374,22 +392,25 @@ mod tests {
             (8.0, 2.0, 100.0, FAR),
             (1.0, 1.0, 1.0, MOVED),
         ]);
-        assert_eq!(result.near.unwrap().ours.unwrap().median, 80.0);
-        assert_eq!(result.far.unwrap().ours.unwrap().max, 8.0);
-        assert_eq!(result.moved, 1);
+        assert_eq!(result.near_cores.unwrap().ours.unwrap().median, 80.0);
+        assert_eq!(result.far_cores.unwrap().ours.unwrap().max, 8.0);
+        assert_eq!(result.measurements_with_moved_cores, 1);
         // The near figure reaches its share of the limit, the far figure does not.
         assert!(
-            result.near.unwrap().are_minimums_reached()
-                && !result.far.unwrap().are_minimums_reached()
+            result.near_cores.unwrap().are_minimums_reached()
+                && !result.far_cores.unwrap().are_minimums_reached()
         );
-        assert!(!result.at_least_reached);
+        assert!(!result.are_minimums_reached);
         // Figures of different distances are not compared.
         let samples = [
             (0, Row::UdSend, ComparedSide::Ours, 80.0, NEAR),
             (0, Row::UdSend, ComparedSide::Peer, 2.0, FAR),
         ];
-        let near = samples_with(&samples).result(Row::UdSend).near.unwrap();
-        assert!(near.ratio.is_none() && near.verdict.is_none());
+        let near = samples_with(&samples)
+            .row_result(Row::UdSend)
+            .near_cores
+            .unwrap();
+        assert!(near.ratio_to_peer.is_none() && near.verdict.is_none());
     }
 
     #[test]
@@ -400,30 +421,30 @@ mod tests {
             (0, Row::UdSend8, ComparedSide::Limit, 100.0, NEAR),
             (0, Row::UdSend, ComparedSide::Limit, 200.0, NEAR),
         ]);
-        let near = samples.result(Row::RcSend).near.unwrap();
-        assert_eq!(near.ratio.unwrap().median, 4.0);
-        assert_eq!(near.share.unwrap().median, 0.8);
+        let near = samples.row_result(Row::RcSend).near_cores.unwrap();
+        assert_eq!(near.ratio_to_peer.unwrap().median, 4.0);
+        assert_eq!(near.share_of_limit.unwrap().median, 0.8);
     }
 
     #[test]
     fn a_limit_is_judged_by_our_own_figure() {
         let of = |value| samples_with(&[(0, Row::Connect, ComparedSide::Ours, value, FAR)]);
-        assert!(of(1.5).result(Row::Connect).at_least_reached);
-        assert!(!of(9.5).result(Row::Connect).at_least_reached);
+        assert!(of(1.5).row_result(Row::Connect).are_minimums_reached);
+        assert!(!of(9.5).row_result(Row::Connect).are_minimums_reached);
     }
 
     #[test]
     fn a_row_with_an_error_or_without_a_figure_reaches_nothing() {
         let mut samples = samples_with(&[(0, Row::Connect, ComparedSide::Ours, 1.5, NEAR)]);
-        assert!(!samples.result(Row::RcSend).at_least_reached);
+        assert!(!samples.row_result(Row::RcSend).are_minimums_reached);
         samples.record_error(Row::Connect, ComparedSide::Ours, 1, &anyhow::anyhow!("no"));
-        let result = samples.result(Row::Connect);
+        let result = samples.row_result(Row::Connect);
         assert_eq!(result.errors, ["round 1, ours: no"]);
-        assert!(!result.at_least_reached);
+        assert!(!result.are_minimums_reached);
         // A failed peer is an error of all rows that have it.
         samples.record_error(Row::UdSend, ComparedSide::Peer, 0, &anyhow::anyhow!("none"));
-        assert_eq!(samples.result(Row::RcSend).errors.len(), 1);
-        assert_eq!(samples.result(Row::Connect).errors.len(), 1);
+        assert_eq!(samples.row_result(Row::RcSend).errors.len(), 1);
+        assert_eq!(samples.row_result(Row::Connect).errors.len(), 1);
     }
 
     #[test]

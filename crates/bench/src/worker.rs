@@ -2,15 +2,15 @@
 
 use anyhow::Result;
 
+use crate::core_pinning::allowed_cores;
 use crate::crowd;
 use crate::depth;
 use crate::events;
 pub use crate::job::Job;
 use crate::link::WorkerLink;
 use crate::micro::lanes;
-use crate::nic::NicChoice;
+use crate::open_nic::NicChoice;
 use crate::peers::{bare_ring_exchange, hostcopy, lmdb, udp};
-use crate::pin::allowed_cores;
 use crate::probe;
 use crate::rows::{connections, wire};
 

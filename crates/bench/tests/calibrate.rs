@@ -2,10 +2,10 @@
 
 use bench::calibrate::{SimulatedMachine, calibrate};
 use nicmodel::Profile;
-use nicmodel::profile::builtin;
+use nicmodel::profile::builtin_profile;
 
 fn nic(name: &str) -> &'static Profile {
-    builtin(name).expect("built in")
+    builtin_profile(name).expect("built in")
 }
 
 fn value(profile: &Profile, key: &str) -> f64 {

@@ -5,28 +5,31 @@ use std::time::Duration;
 use bench::micro::{MeasurementTask, MicroParameters, PingPong, TaskResult, Verb};
 use bench::simulated::micro::run_toward_place;
 use bench::simulated::sequencer::{self as simulated, SequencerParameters};
-use nicmodel::profile::{CorePlace, Profile, builtin};
+use nicmodel::profile::{CorePlace, Profile, builtin_profile};
 use sequencer::Design;
 
 fn bf2() -> &'static Profile {
-    builtin("bf2").expect("built in")
+    builtin_profile("bf2").expect("built in")
 }
 
 fn sequence(design: Design, place: CorePlace) -> simulated::SequencerResult {
     let setup = SequencerParameters {
-        place: Some(place),
+        server_place: Some(place),
         clients: 24,
-        time: Duration::from_micros(200),
+        measured_time: Duration::from_micros(200),
         ..SequencerParameters::paper_setup(design, 8)
     };
     let outcome = simulated::run(bf2(), &setup).expect("it runs");
     assert!(
-        outcome.verified,
+        outcome.are_numbers_right,
         "{design} on the {place}: {}",
-        outcome.verdict
+        outcome.verdict_text
     );
-    assert_eq!(outcome.messages.dropped, 0, "{design} on the {place}");
-    assert_eq!(outcome.messages.sent, outcome.messages.received);
+    assert_eq!(
+        outcome.message_counts.dropped_at_receiver, 0,
+        "{design} on the {place}"
+    );
+    assert_eq!(outcome.message_counts.sent, outcome.message_counts.received);
     outcome
 }
 
@@ -63,10 +66,10 @@ fn the_same_seed_gives_the_same_output_on_a_dpu() {
 #[test]
 fn a_place_that_is_not_there_is_refused() {
     let setup = |cores| SequencerParameters {
-        place: Some(CorePlace::Dpu),
+        server_place: Some(CorePlace::Dpu),
         ..SequencerParameters::paper_setup(Design::Rpc, cores)
     };
-    let cib = builtin("cib").expect("built in");
+    let cib = builtin_profile("cib").expect("built in");
     let error = simulated::run(cib, &setup(1))
         .expect_err("no DPU")
         .to_string();

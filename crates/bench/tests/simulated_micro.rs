@@ -7,11 +7,11 @@ use bench::micro::{
 };
 use bench::simulated::micro::{run, run_with_nic_counters};
 use nicmodel::Profile;
-use nicmodel::profile::builtin;
+use nicmodel::profile::builtin_profile;
 use nicmodel::published;
 
 fn nic(name: &str) -> &'static Profile {
-    builtin(name).expect("built in")
+    builtin_profile(name).expect("built in")
 }
 
 fn measure(nic: &Profile, stream: VerbStream) -> StreamRate {
@@ -46,7 +46,9 @@ fn near(got: f64, want: f64, within: f64) {
 }
 
 fn printed(id: &str) -> f64 {
-    published::get(id).expect("published").value
+    published::published_number_by_id(id)
+        .expect("published")
+        .value
 }
 
 #[test]
@@ -159,7 +161,7 @@ fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
         };
         // WRITEs need no receiving core.
         let stream = VerbStream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
-        let model = stream.bounds(cib).expect("it can").predicted_mops;
+        let model = stream.rate_bounds(cib).expect("it can").predicted_mops;
         let got = measure(cib, stream).rate_mops;
         near(got, model.expect("a bound"), 0.06);
         got
@@ -192,8 +194,8 @@ fn counted_reads_are_those_expected_and_the_misses() {
         let stream = VerbStream::new(verb, &parameters, 1).expect("parameters that fit");
         let expected = stream.footprint(cib).expect("it can");
         let expected = match direction {
-            MeasuredRole::Outbound => expected.requester.lines_read(),
-            MeasuredRole::Inbound => expected.responder.lines_read(),
+            MeasuredRole::Outbound => expected.requester.cache_lines_read(),
+            MeasuredRole::Inbound => expected.responder.cache_lines_read(),
         };
         let (outcome, counters) =
             run_with_nic_counters(cib, &MeasurementTask::Stream(stream)).expect("it runs");
@@ -213,7 +215,7 @@ fn counted_reads_are_those_expected_and_the_misses() {
 #[test]
 fn what_a_simulated_nic_cannot_show_is_refused() {
     let parameters = MicroParameters {
-        pages: Some(bench::micro::MemoryPages::Huge),
+        page_size: Some(bench::micro::RegionPageSize::Huge),
         ..MicroParameters::default()
     };
     let stream = VerbStream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");

@@ -4,20 +4,20 @@
 use std::time::Duration;
 
 use bench::simulated::sequencer::{SequencerParameters, SequencerResult, run};
-use nicmodel::profile::{Profile, builtin};
+use nicmodel::profile::{Profile, builtin_profile};
 use nicmodel::published;
 use sequencer::Design;
 
 fn simulate(setup: &SequencerParameters) -> SequencerResult {
-    let outcome = run(builtin("cib").expect("built in"), setup).expect("it runs");
-    assert!(outcome.verified, "{}", outcome.verdict);
+    let outcome = run(builtin_profile("cib").expect("built in"), setup).expect("it runs");
+    assert!(outcome.are_numbers_right, "{}", outcome.verdict_text);
     outcome
 }
 
 fn short(design: Design, cores: usize) -> SequencerParameters {
     SequencerParameters {
         clients: 12,
-        time: Duration::from_micros(50),
+        measured_time: Duration::from_micros(50),
         ..SequencerParameters::paper_setup(design, cores)
     }
 }
@@ -34,14 +34,18 @@ fn the_same_seed_gives_the_same_output() {
 fn no_message_is_lost_or_doubled() {
     for design in Design::ALL {
         let outcome = simulate(&short(design, 3));
-        let messages = outcome.messages;
-        assert_eq!((messages.dropped, outcome.lost), (0, 0), "{design}");
+        let messages = outcome.message_counts;
+        assert_eq!(
+            (messages.dropped_at_receiver, outcome.lost_requests),
+            (0, 0),
+            "{design}"
+        );
         assert_eq!(messages.sent, messages.received, "{design}");
         if design == Design::Atomics {
             // Clients also READ the limit.
-            assert!(messages.sent >= outcome.requests, "{design}");
+            assert!(messages.sent >= outcome.received_numbers, "{design}");
         } else {
-            assert_eq!(messages.sent, 2 * outcome.requests, "{design}");
+            assert_eq!(messages.sent, 2 * outcome.received_numbers, "{design}");
         }
     }
 }
@@ -60,11 +64,13 @@ fn the_ladder_of_the_paper() {
     ];
     for (design, cores, id, limit) in cases {
         let setup = SequencerParameters {
-            time: Duration::from_micros(500),
+            measured_time: Duration::from_micros(500),
             ..SequencerParameters::paper_setup(design, cores)
         };
         let ours = simulate(&setup).rate_mops;
-        let printed = published::get(id).expect("published").value;
+        let printed = published::published_number_by_id(id)
+            .expect("published")
+            .value;
         let error = ours / printed - 1.0;
         assert!(error.abs() <= limit, "{id}: {ours} for {printed}");
     }
@@ -89,10 +95,10 @@ fn steps_of_the_ladder() {
 fn many_machines(machines: usize) -> SequencerResult {
     simulate(&SequencerParameters {
         clients: machines,
-        machines: Some(machines),
+        client_machines: Some(machines),
         window: 1,
-        postlist: 1,
-        time: Duration::from_micros(200),
+        max_requests_per_doorbell: 1,
+        measured_time: Duration::from_micros(200),
         ..SequencerParameters::paper_setup(Design::SpecS0, 10)
     })
 }
@@ -100,14 +106,14 @@ fn many_machines(machines: usize) -> SequencerResult {
 #[test]
 fn every_client_has_a_machine_of_its_own() {
     let outcome = many_machines(400);
-    assert!(outcome.requests >= 400, "{outcome:?}");
-    assert_eq!(outcome.messages.dropped, 0);
+    assert!(outcome.received_numbers >= 400, "{outcome:?}");
+    assert_eq!(outcome.message_counts.dropped_at_receiver, 0);
 }
 
 #[test]
 fn ten_thousand_machines() {
     let outcome = many_machines(10_000);
-    assert!(outcome.requests >= 10_000, "{outcome:?}");
+    assert!(outcome.received_numbers >= 10_000, "{outcome:?}");
     assert!((110.0..130.0).contains(&outcome.rate_mops), "{outcome:?}");
 }
 
@@ -117,8 +123,9 @@ fn what_cannot_be_simulated_says_why() {
         let error = run(profile, &short(design, cores)).expect_err("refused");
         error.to_string()
     };
-    let refused = |nic, design, cores| refused_of(builtin(nic).expect("built in"), design, cores);
-    let mut lacking = builtin("cib").expect("built in").clone();
+    let refused =
+        |nic, design, cores| refused_of(builtin_profile(nic).expect("built in"), design, cores);
+    let mut lacking = builtin_profile("cib").expect("built in").clone();
     lacking.processing.send_ns = None;
     let error = refused_of(&lacking, Design::SpecS0, 1);
     let lacks = "profile cib cannot be simulated: it has no processing.send_ns";

@@ -21,13 +21,13 @@ service::designs! {
     pub enum AccessDesign {
         /// The server walks the tree: one RPC per request.
         Rpc: "rpc", "the server walks: UC WRITE in, UD SEND out, walks of a batch interleaved",
-            [rpc::herd::NEEDS];
+            [rpc::herd::NEEDED_CAPABILITIES];
         /// The client READs nodes and walks the tree; the server's processor takes no part.
         Read: "read", "the client walks: a READ a node, inner nodes cached; changes lock, WRITE and unlock a leaf",
-            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
+            [rpc::herd::NEEDED_CAPABILITIES, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
         /// Each lookup goes by RPC or by READs, whichever has the lower latency at the moment.
         Auto: "auto", "the one or the other for each lookup, by the latency that each has at the moment",
-            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]];
+            [rpc::herd::NEEDED_CAPABILITIES, &[Capability::Rc, Capability::RdmaRead]];
     }
 }
 

@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         hop_limit: 64,
         payload: &payload,
     };
-    Capture::create(Path::new(&path))?.write(SystemTime::now(), &datagram)?;
+    Capture::create(Path::new(&path))?.write_packet(SystemTime::now(), &datagram)?;
     println!("{path}: one acknowledgement");
     Ok(())
 }

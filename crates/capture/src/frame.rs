@@ -26,7 +26,7 @@ pub struct Datagram<'a> {
 pub enum FrameError {
     /// One address is IPv4 and the other IPv6.
     #[error("source {src} and destination {dst} are addresses of two families")]
-    Families {
+    MixedAddressFamilies {
         /// Source.
         src: IpAddr,
         /// Destination.
@@ -81,7 +81,7 @@ impl Datagram<'_> {
                 };
                 IpHeaders::Ipv6(header, Default::default())
             }
-            (src, dst) => return Err(FrameError::Families { src, dst }),
+            (src, dst) => return Err(FrameError::MixedAddressFamilies { src, dst }),
         };
         PacketBuilder::ethernet2(ethernet_address(src), ethernet_address(dst))
             .ip(ip)

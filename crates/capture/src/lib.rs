@@ -4,8 +4,8 @@
 //! one file: records are written by one `write(2)` with `O_APPEND`, and a [`WriteLock`] gives them an order.
 #![forbid(unsafe_code)]
 
-mod file;
 mod frame;
+mod pcap_file;
 
-pub use file::{Capture, CapturedPackets, OpenError, WriteLock};
 pub use frame::{Datagram, FrameError};
+pub use pcap_file::{Capture, CapturedPackets, OpenError, WriteLock};

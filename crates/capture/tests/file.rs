@@ -55,13 +55,13 @@ fn a_record_is_a_frame_with_the_time() {
     let time = UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
     let capture = Capture::create(&path).expect("it is made");
     capture
-        .write(
+        .write_packet(
             time,
             &datagram("192.0.2.1:49152", "192.0.2.2:4791", &[7; 30]),
         )
         .expect("it is written");
     capture
-        .write(time, &datagram("[fe80::1]:5", "[fe80::2]:4791", &[8; 31]))
+        .write_packet(time, &datagram("[fe80::1]:5", "[fe80::2]:4791", &[8; 31]))
         .expect("it is written");
 
     let records = records(&path);
@@ -121,21 +121,21 @@ fn what_has_no_frame_is_refused_and_not_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("none.pcap");
     let capture = Capture::open(&path).expect("it is made");
-    let mixed = capture.write(SystemTime::now(), &datagram("[::1]:1", "127.0.0.1:2", &[]));
+    let mixed = capture.write_packet(SystemTime::now(), &datagram("[::1]:1", "127.0.0.1:2", &[]));
     let mixed = mixed.expect_err("of two families").to_string();
     assert_eq!(
         mixed,
         "source ::1 and destination 127.0.0.1 are addresses of two families"
     );
     let long = vec![0; 65_508];
-    let long = capture.write(
+    let long = capture.write_packet(
         SystemTime::now(),
         &datagram("127.0.0.1:1", "127.0.0.1:2", &long),
     );
     assert!(long.is_err());
     let longest = vec![0; 65_507];
     let longest = datagram("127.0.0.1:1", "127.0.0.1:2", &longest);
-    assert!(capture.write(SystemTime::now(), &longest).is_ok());
+    assert!(capture.write_packet(SystemTime::now(), &longest).is_ok());
     assert_eq!(records(&path).len(), 1);
 }
 
@@ -154,7 +154,7 @@ fn many_writers_open_one_file_and_their_records_stay_whole() {
                     let mut datagram = datagram("127.0.0.1:1", "127.0.0.2:4791", &payload);
                     datagram.identification = number;
                     capture
-                        .write(SystemTime::now(), &datagram)
+                        .write_packet(SystemTime::now(), &datagram)
                         .expect("it is written");
                 }
             });
@@ -180,7 +180,7 @@ fn a_file_is_continued_or_replaced_and_a_foreign_one_left_alone() {
         let capture = Capture::open(&path).expect("it is opened");
         let datagram = datagram("127.0.0.1:1", "127.0.0.1:2", b"abcd");
         capture
-            .write(SystemTime::now(), &datagram)
+            .write_packet(SystemTime::now(), &datagram)
             .expect("it is written");
     }
     assert_eq!(records(&path).len(), 2);
@@ -230,7 +230,7 @@ fn a_turn_ends_before_the_next_begins_unless_it_is_kept() {
     let open = || Capture::open(&path).expect("it is opened");
     let write = |capture: &Capture, payload: &[u8]| {
         let datagram = datagram("192.0.2.1:1", "192.0.2.2:2", payload);
-        let written = capture.write(SystemTime::now(), &datagram);
+        let written = capture.write_packet(SystemTime::now(), &datagram);
         written.expect("it is written");
     };
     let (first, second) = (open(), open());

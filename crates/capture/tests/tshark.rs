@@ -1,5 +1,5 @@
 //! tshark decodes captures as InfiniBand over UDP and reads the written field values. The tests
-//! need tshark; `file.rs` and the crate `roce` check the same bytes without tshark.
+//! need tshark; `pcap_file.rs` and the crate `roce` check the same bytes without tshark.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -57,7 +57,7 @@ impl Wire {
             payload: &payload,
         };
         self.capture
-            .write(SystemTime::now(), &datagram)
+            .write_packet(SystemTime::now(), &datagram)
             .expect("it is written");
     }
 }

@@ -144,7 +144,7 @@ fn all_collectives_are_right_on_the_software_nic() {
 #[test]
 fn all_collectives_are_right_on_simulated_nics() {
     for (name, ranks, lanes) in [("cib", 4, 1), ("cx3", 3, 2)] {
-        let profile = nicmodel::profile::builtin(name).expect("there is one");
+        let profile = nicmodel::profile::builtin_profile(name).expect("there is one");
         let cluster = simnic::Cluster::new(profile, ranks, 1).expect("a cluster");
         let domains: Vec<_> = Provider::simnic()
             .devices()
@@ -164,7 +164,9 @@ fn all_collectives_are_right_on_simulated_nics() {
             let work = move || everything(&mut ring, &pd);
             cluster.spawn(cluster.host_of_machine(rank), format!("rank {rank}"), work);
         }
-        cluster.run().expect("all ranks come to their end");
+        cluster
+            .run_until_threads_end()
+            .expect("all ranks come to their end");
         assert!(cluster.now() > Duration::from_micros(10));
     }
 }

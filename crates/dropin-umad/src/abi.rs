@@ -9,7 +9,7 @@ use rdma_netlink::{Device, sysfs};
 
 use crate::lookup::{self, PortNotFound};
 use crate::port::{self, ReceiveFailure, UMAD_HEADER_BYTES};
-use crate::{devices, text};
+use crate::{devices, mad_names};
 
 pub(crate) const NAME_BYTES: usize = 20;
 const MAX_PORTS: usize = 10;
@@ -73,13 +73,13 @@ pub(crate) fn set_errno_and_negate(errno: c_int) -> c_int {
 }
 
 /// Returns the low 16 bits of an argument, the low byte first.
-fn low_bytes(value: c_int) -> [u8; 2] {
+fn low_16_bits_little_endian(value: c_int) -> [u8; 2] {
     let [low, high, ..] = value.to_le_bytes();
     [low, high]
 }
 
 /// Stores as much of `text` as fits with a terminating zero.
-pub(crate) fn store(to: &mut [c_char], text: &str) {
+pub(crate) fn store_c_string(to: &mut [c_char], text: &str) {
     to.fill(0);
     let room = to.len().saturating_sub(1);
     for (to, from) in to.iter_mut().take(room).zip(text.bytes()) {
@@ -91,7 +91,7 @@ pub(crate) fn store(to: &mut [c_char], text: &str) {
 ///
 /// # Safety
 /// `text` is NULL or a string.
-pub(crate) unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
+pub(crate) unsafe fn c_string_or_none<'a>(text: *const c_char) -> Option<&'a CStr> {
     // SAFETY: contract of this function.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
@@ -116,9 +116,9 @@ pub(crate) unsafe extern "C" fn umad_get_cas_names(
 ) -> c_int {
     let max = usize::try_from(max).unwrap_or(0);
     let mut count = 0;
-    for (at, device) in devices::all().iter().take(max).enumerate() {
+    for (at, device) in devices::all_devices().iter().take(max).enumerate() {
         // SAFETY: contract of this function.
-        store(unsafe { &mut *names.add(at) }, &device.name);
+        store_c_string(unsafe { &mut *names.add(at) }, &device.name);
         count += 1;
     }
     count
@@ -134,7 +134,7 @@ pub(crate) unsafe extern "C" fn umad_get_ca_portguids(
     max: c_int,
 ) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { lookup::device(string(name)) }) else {
+    let Some(device) = (unsafe { lookup::find_device_or_default(c_string_or_none(name)) }) else {
         set_errno_and_negate(libc::ENOENT);
         return -1;
     };
@@ -159,9 +159,9 @@ pub(crate) unsafe extern "C" fn umad_get_ca_portguids(
 /// Fills in the attributes of a port.
 fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink::Port) {
     let folder = devices::port_folder(device, number);
-    let subnet = info.subnet.as_ref();
+    let subnet = info.subnet_attributes.as_ref();
     let text = |file| sysfs::read_trimmed(&folder.join(file)).unwrap_or_default();
-    store(&mut to.ca_name, &device.name);
+    store_c_string(&mut to.ca_name, &device.name);
     to.portnum = number.into();
     to.base_lid = subnet.and_then(|subnet| subnet.lid).unwrap_or(0).into();
     to.lmc = subnet
@@ -184,7 +184,7 @@ fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink
     let prefix = prefix.get(..19).and_then(sysfs::parse_guid).unwrap_or(0);
     to.gid_prefix = prefix.to_be();
     to.port_guid = devices::port_guid(device, number).to_be();
-    let pkeys = devices::pkeys(device, number);
+    let pkeys = devices::read_pkey_table(device, number);
     // SAFETY: `calloc` takes any sizes.
     to.pkeys = unsafe { libc::calloc(pkeys.len().max(1), size_of::<u16>()) }.cast();
     to.pkeys_size = 0;
@@ -193,7 +193,7 @@ fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink
         unsafe { ptr::copy_nonoverlapping(pkeys.as_ptr(), to.pkeys, pkeys.len()) };
         to.pkeys_size = c_uint::try_from(pkeys.len()).unwrap_or(0);
     }
-    store(&mut to.link_layer, &text("link_layer"));
+    store_c_string(&mut to.link_layer, &text("link_layer"));
 }
 
 /// `umad_get_ca(3)`.
@@ -202,7 +202,7 @@ fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink
 /// `name` is NULL or a string; `ca` has room.
 pub(crate) unsafe extern "C" fn umad_get_ca(name: *const c_char, ca: *mut UmadCa) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { lookup::device(string(name)) }) else {
+    let Some(device) = (unsafe { lookup::find_device_or_default(c_string_or_none(name)) }) else {
         return set_errno_and_negate(libc::ENOENT);
     };
     // SAFETY: contract of this function; zeroes are a value of the structure.
@@ -210,16 +210,16 @@ pub(crate) unsafe extern "C" fn umad_get_ca(name: *const c_char, ca: *mut UmadCa
         ca.write_bytes(0, 1);
         &mut *ca
     };
-    let folder = devices::folder(&device);
+    let folder = devices::device_folder(&device);
     let text = |file| sysfs::read_trimmed(&folder.join(file)).unwrap_or_default();
-    store(&mut ca.ca_name, &device.name);
+    store_c_string(&mut ca.ca_name, &device.name);
     ca.node_type = device.node_type.unwrap_or(1).into();
-    store(
+    store_c_string(
         &mut ca.fw_ver,
         device.firmware.as_deref().unwrap_or_default(),
     );
-    store(&mut ca.ca_type, &text("hca_type"));
-    store(&mut ca.hw_ver, &text("hw_rev"));
+    store_c_string(&mut ca.ca_type, &text("hca_type"));
+    store_c_string(&mut ca.hw_ver, &text("hw_rev"));
     ca.node_guid = device.node_guid.unwrap_or(0).to_be();
     ca.system_guid = device.sys_image_guid.unwrap_or(0).to_be();
     for (number, info) in (1..=9_u8).zip(&device.ports) {
@@ -268,11 +268,12 @@ pub(crate) unsafe extern "C" fn umad_get_port(
     to: *mut UmadPort,
 ) -> c_int {
     // SAFETY: contract of this function.
-    let (device, number) = match unsafe { lookup::port(string(name), number) } {
-        Ok(found) => found,
-        Err(PortNotFound::NoDevice) => return set_errno_and_negate(libc::ENODEV),
-        Err(PortNotFound::NoPort) => return set_errno_and_negate(libc::EIO),
-    };
+    let (device, number) =
+        match unsafe { lookup::find_device_and_port(c_string_or_none(name), number) } {
+            Ok(found) => found,
+            Err(PortNotFound::NoDevice) => return set_errno_and_negate(libc::ENODEV),
+            Err(PortNotFound::NoPort) => return set_errno_and_negate(libc::EIO),
+        };
     let Some(info) = device.ports.get(usize::from(number) - 1) else {
         return set_errno_and_negate(libc::EIO);
     };
@@ -312,7 +313,7 @@ pub(crate) unsafe extern "C" fn umad_get_issm_path(
     _max: c_int,
 ) -> c_int {
     // SAFETY: contract of this function.
-    match unsafe { lookup::port(string(name), number) } {
+    match unsafe { lookup::find_device_and_port(c_string_or_none(name), number) } {
         Err(PortNotFound::NoPort) => set_errno_and_negate(libc::EINVAL),
         Ok(_) | Err(PortNotFound::NoDevice) => set_errno_and_negate(libc::ENODEV),
     }
@@ -324,17 +325,18 @@ pub(crate) unsafe extern "C" fn umad_get_issm_path(
 /// `name` is NULL or a string.
 pub(crate) unsafe extern "C" fn umad_open_port(name: *const c_char, number: c_int) -> c_int {
     // SAFETY: contract of this function.
-    let (device, number) = match unsafe { lookup::port(string(name), number) } {
-        Ok(found) => found,
-        Err(PortNotFound::NoDevice) => return set_errno_and_negate(libc::ENODEV),
-        Err(PortNotFound::NoPort) => return set_errno_and_negate(libc::EINVAL),
-    };
+    let (device, number) =
+        match unsafe { lookup::find_device_and_port(c_string_or_none(name), number) } {
+            Ok(found) => found,
+            Err(PortNotFound::NoDevice) => return set_errno_and_negate(libc::ENODEV),
+            Err(PortNotFound::NoPort) => return set_errno_and_negate(libc::EINVAL),
+        };
     let info = device.ports.get(usize::from(number) - 1);
     // An Ethernet port has no subnet manager and no LID.
-    let Some(lid) = info.and_then(|port| port.subnet.as_ref()?.lid) else {
+    let Some(lid) = info.and_then(|port| port.subnet_attributes.as_ref()?.lid) else {
         return set_errno_and_negate(libc::ENODEV);
     };
-    match port::open(lid) {
+    match port::open_port(lid) {
         Ok(fd) => fd,
         Err(e) => set_errno_and_negate(e.raw_os_error().unwrap_or(libc::EIO)),
     }
@@ -342,7 +344,7 @@ pub(crate) unsafe extern "C" fn umad_open_port(name: *const c_char, number: c_in
 
 /// `umad_close_port(3)`.
 pub(crate) extern "C" fn umad_close_port(fd: c_int) -> c_int {
-    if port::close(fd) {
+    if port::close_port(fd) {
         0
     } else {
         set_errno_and_negate(libc::EINVAL)
@@ -394,7 +396,9 @@ pub(crate) unsafe extern "C" fn umad_set_addr_net(
         umad.byte_add(20).cast::<u32>().write_unaligned(qpn);
         umad.byte_add(24).cast::<u32>().write_unaligned(qkey);
         umad.byte_add(28).cast::<u16>().write_unaligned(lid);
-        umad.byte_add(30).cast::<u8>().write(low_bytes(sl)[0] & 0xf);
+        umad.byte_add(30)
+            .cast::<u8>()
+            .write(low_16_bits_little_endian(sl)[0] & 0xf);
     }
     0
 }
@@ -411,7 +415,7 @@ pub(crate) unsafe extern "C" fn umad_set_addr(
     qkey: c_int,
 ) -> c_int {
     let (qpn, qkey) = (qpn.cast_unsigned().to_be(), qkey.cast_unsigned().to_be());
-    let lid = u16::from_le_bytes(low_bytes(lid)).to_be();
+    let lid = u16::from_le_bytes(low_16_bits_little_endian(lid)).to_be();
     // SAFETY: contract of this function.
     unsafe { umad_set_addr_net(umad, lid, qpn, sl, qkey) }
 }
@@ -443,7 +447,7 @@ pub(crate) unsafe extern "C" fn umad_set_grh(umad: *mut c_void, address: *mut c_
 /// # Safety
 /// As [`umad_status`].
 pub(crate) unsafe extern "C" fn umad_set_pkey(umad: *mut c_void, index: c_int) -> c_int {
-    let index = u16::from_le_bytes(low_bytes(index));
+    let index = u16::from_le_bytes(low_16_bits_little_endian(index));
     // SAFETY: contract of this function.
     unsafe { umad.byte_add(56).cast::<u16>().write_unaligned(index) };
     0
@@ -475,7 +479,7 @@ pub(crate) unsafe extern "C" fn umad_send(
     };
     // SAFETY: contract of this function.
     let umad = unsafe { std::slice::from_raw_parts_mut(umad.cast(), UMAD_HEADER_BYTES + length) };
-    match port::send(fd, agent, umad, timeout_ms, retries) {
+    match port::send_mad(fd, agent, umad, timeout_ms, retries) {
         Ok(()) => 0,
         Err(errno) => set_errno_and_negate(errno),
     }
@@ -508,7 +512,7 @@ pub(crate) unsafe extern "C" fn umad_recv(
         // SAFETY: contract of this function.
         unsafe { *length = c_int::try_from(n).unwrap_or(c_int::MAX) };
     };
-    match port::receive(fd, bytes) {
+    match port::receive_mad(fd, bytes) {
         Ok((agent, len)) => {
             set_length(len);
             agent
@@ -548,8 +552,8 @@ unsafe fn mask_names_any_method(mask: *const c_long) -> bool {
     !mask.is_null() && unsafe { *mask != 0 || *mask.add(1) != 0 }
 }
 
-fn register(fd: c_int, class: u8, gets_requests: bool) -> c_int {
-    port::register(fd, class, gets_requests).unwrap_or_else(set_errno_and_negate)
+fn register_agent(fd: c_int, class: u8, gets_requests: bool) -> c_int {
+    port::register_agent(fd, class, gets_requests).unwrap_or_else(set_errno_and_negate)
 }
 
 /// `umad_register(3)`. Returns the agent.
@@ -565,7 +569,7 @@ pub(crate) unsafe extern "C" fn umad_register(
 ) -> c_int {
     match u8::try_from(class) {
         // SAFETY: contract of this function.
-        Ok(class) => register(fd, class, unsafe { mask_names_any_method(mask) }),
+        Ok(class) => register_agent(fd, class, unsafe { mask_names_any_method(mask) }),
         Err(_) => set_errno_and_negate(libc::EINVAL),
     }
 }
@@ -584,7 +588,9 @@ pub(crate) unsafe extern "C" fn umad_register_oui(
     match u8::try_from(class) {
         // The classes of vendors with an identifier.
         // SAFETY: contract of this function.
-        Ok(class @ 0x30..=0x4f) => register(fd, class, unsafe { mask_names_any_method(mask) }),
+        Ok(class @ 0x30..=0x4f) => {
+            register_agent(fd, class, unsafe { mask_names_any_method(mask) })
+        }
         _ => set_errno_and_negate(libc::EINVAL),
     }
 }
@@ -605,7 +611,7 @@ pub(crate) unsafe extern "C" fn umad_register2(
     if agent.is_null() {
         return libc::EINVAL;
     }
-    match port::register(fd, attr.mgmt_class, attr.method_mask != [0; 2]) {
+    match port::register_agent(fd, attr.mgmt_class, attr.method_mask != [0; 2]) {
         Ok(number) => {
             // SAFETY: contract of this function.
             unsafe { *agent = number.cast_unsigned() };
@@ -617,7 +623,7 @@ pub(crate) unsafe extern "C" fn umad_register2(
 
 /// `umad_unregister(3)`.
 pub(crate) extern "C" fn umad_unregister(fd: c_int, agent: c_int) -> c_int {
-    if port::unregister(fd, agent) {
+    if port::unregister_agent(fd, agent) {
         0
     } else {
         set_errno_and_negate(libc::EINVAL)
@@ -674,33 +680,33 @@ pub(crate) unsafe extern "C" fn umad_dump(umad: *const u8) {
 
 /// `umad_class_str(3)`.
 pub(crate) extern "C" fn umad_class_str(class: u8) -> *const c_char {
-    text::class(class).as_ptr()
+    mad_names::class_name(class).as_ptr()
 }
 
 /// `umad_method_str(3)`.
 pub(crate) extern "C" fn umad_method_str(class: u8, method: u8) -> *const c_char {
-    text::method(class, method).as_ptr()
+    mad_names::method_name(class, method).as_ptr()
 }
 
 /// `umad_attribute_str(3)`.
 pub(crate) extern "C" fn umad_attribute_str(class: u8, attribute: u16) -> *const c_char {
-    text::attribute(class, u16::from_be(attribute)).as_ptr()
+    mad_names::attribute_name(class, u16::from_be(attribute)).as_ptr()
 }
 
 /// `umad_common_mad_status_str(3)`.
 pub(crate) extern "C" fn umad_common_mad_status_str(status: u16) -> *const c_char {
-    text::status(u16::from_be(status)).as_ptr()
+    mad_names::status_text(u16::from_be(status)).as_ptr()
 }
 
 /// `umad_sa_mad_status_str(3)`.
 pub(crate) extern "C" fn umad_sa_mad_status_str(status: u16) -> *const c_char {
-    text::sa_status(u16::from_be(status)).as_ptr()
+    mad_names::sa_status_text(u16::from_be(status)).as_ptr()
 }
 
 /// `umad_get_ca_device_list(3)`. Returns NULL and sets errno to 0 if there is no device.
 pub(crate) extern "C" fn umad_get_ca_device_list() -> *mut DeviceNode {
     let mut head = ptr::null_mut();
-    for device in devices::all().into_iter().rev() {
+    for device in devices::all_devices().into_iter().rev() {
         let Ok(name) = std::ffi::CString::new(device.name) else {
             continue;
         };

@@ -11,34 +11,34 @@ use subnet::{ChannelAdapter, GroupMember, Port, PortTraffic, Subnet};
 const INFINIBAND_CLASS_FOLDER: &str = "/sys/class/infiniband";
 
 /// Returns the devices, in the order of their names.
-pub(crate) fn all() -> Vec<Device> {
-    sysfs::devices(Path::new(INFINIBAND_CLASS_FOLDER))
+pub(crate) fn all_devices() -> Vec<Device> {
+    sysfs::read_devices(Path::new(INFINIBAND_CLASS_FOLDER))
 }
 
 /// Returns the device of this name.
-pub(crate) fn named(name: &str) -> Option<Device> {
-    all().into_iter().find(|device| device.name == name)
+pub(crate) fn find_device_by_name(name: &str) -> Option<Device> {
+    all_devices().into_iter().find(|device| device.name == name)
 }
 
 /// Returns the folder of a device.
-pub(crate) fn folder(device: &Device) -> PathBuf {
+pub(crate) fn device_folder(device: &Device) -> PathBuf {
     Path::new(INFINIBAND_CLASS_FOLDER).join(&device.name)
 }
 
 /// Returns the folder of a port.
 pub(crate) fn port_folder(device: &Device, number: u8) -> PathBuf {
-    folder(device).join("ports").join(number.to_string())
+    device_folder(device).join("ports").join(number.to_string())
 }
 
 /// Returns the subnet of all InfiniBand ports, with what the answer to `request` needs.
-pub(crate) fn subnet(request: &[u8]) -> Subnet {
-    let devices = all();
-    let adapters = devices.iter().map(adapter);
+pub(crate) fn read_subnet_for_request(request: &[u8]) -> Subnet {
+    let devices = all_devices();
+    let adapters = devices.iter().map(to_channel_adapter);
     Subnet {
         adapters: adapters
             .filter(|adapter| !adapter.ports.is_empty())
             .collect(),
-        group_members: if Subnet::is_about_groups(request) {
+        group_members: if Subnet::depends_on_multicast_groups(request) {
             group_members(&devices)
         } else {
             Vec::new()
@@ -58,7 +58,7 @@ fn group_members(devices: &[Device]) -> Vec<GroupMember> {
     let of_port = |member: KnownGroupMember| {
         let device = devices.get(usize::try_from(member.device).ok()?)?;
         let at = usize::try_from(member.port_num).ok()?.checked_sub(1)?;
-        let lid = device.ports.get(at)?.subnet.as_ref()?.lid?;
+        let lid = device.ports.get(at)?.subnet_attributes.as_ref()?.lid?;
         Some((member.mgid, lid))
     };
     let members: BTreeSet<_> = known.filter_map(of_port).collect();
@@ -68,8 +68,8 @@ fn group_members(devices: &[Device]) -> Vec<GroupMember> {
         .collect()
 }
 
-fn adapter(device: &Device) -> ChannelAdapter {
-    let folder = folder(device);
+fn to_channel_adapter(device: &Device) -> ChannelAdapter {
+    let folder = device_folder(device);
     let guid = device.node_guid.unwrap_or(0);
     let pci = |file| sysfs::read_hexadecimal(&folder.join("device").join(file)).unwrap_or(0);
     let ports = (1..=u8::MAX).zip(&device.ports);
@@ -81,15 +81,15 @@ fn adapter(device: &Device) -> ChannelAdapter {
         vendor_id: u32::try_from(guid >> 40).unwrap_or(0),
         device_id: u16::try_from(pci("device")).unwrap_or(0),
         ports: ports
-            .filter(|(_, port)| port.subnet.is_some())
-            .map(|(number, port)| subnet_port(device, number, port))
+            .filter(|(_, port)| port.subnet_attributes.is_some())
+            .map(|(number, port)| to_subnet_port(device, number, port))
             .collect(),
     }
 }
 
-fn subnet_port(device: &Device, number: u8, port: &rdma_netlink::Port) -> Port {
+fn to_subnet_port(device: &Device, number: u8, port: &rdma_netlink::Port) -> Port {
     let folder = port_folder(device, number);
-    let subnet = port.subnet.as_ref();
+    let subnet = port.subnet_attributes.as_ref();
     let counter = |name| sysfs::read_decimal(&folder.join("counters").join(name)).unwrap_or(0);
     Port {
         number,
@@ -97,7 +97,7 @@ fn subnet_port(device: &Device, number: u8, port: &rdma_netlink::Port) -> Port {
         gid_prefix: subnet.and_then(|subnet| subnet.gid_prefix).unwrap_or(0),
         guid: port_guid(device, number),
         capability_mask: subnet.and_then(|subnet| subnet.port_cap_flags).unwrap_or(0),
-        pkeys: pkeys(device, number),
+        pkeys: read_pkey_table(device, number),
         traffic: PortTraffic {
             xmit_words_of_4_octets: counter("port_xmit_data"),
             rcv_words_of_4_octets: counter("port_rcv_data"),
@@ -114,7 +114,7 @@ pub(crate) fn port_guid(device: &Device, number: u8) -> u64 {
 }
 
 /// Returns the table of partition keys of a port.
-pub(crate) fn pkeys(device: &Device, number: u8) -> Vec<u16> {
+pub(crate) fn read_pkey_table(device: &Device, number: u8) -> Vec<u16> {
     let folder = port_folder(device, number).join("pkeys");
     (0..)
         .map_while(|index: u32| sysfs::read_hexadecimal(&folder.join(index.to_string())))

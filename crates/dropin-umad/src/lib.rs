@@ -17,8 +17,8 @@ mod devices;
 #[allow(unsafe_code)]
 mod entry;
 mod lookup;
+mod mad_names;
 #[allow(unsafe_code)]
 mod port;
 #[allow(unsafe_code)]
 mod smi_gsi;
-mod text;

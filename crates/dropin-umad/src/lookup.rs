@@ -15,14 +15,14 @@ pub(crate) enum PortNotFound {
 }
 
 /// Returns the device of a name, if it is valid UTF-8 and exists.
-fn named(name: &CStr) -> Option<Device> {
-    devices::named(name.to_str().ok()?)
+fn find_device_by_c_name(name: &CStr) -> Option<Device> {
+    devices::find_device_by_name(name.to_str().ok()?)
 }
 
 /// Returns the first active InfiniBand port of a device.
 fn first_active_ib_port(device: &Device) -> Option<u8> {
     let mut ports = (1..=u8::MAX).zip(&device.ports);
-    let best = ports.find(|(_, port)| port.subnet.is_some() && port.state == Some(4));
+    let best = ports.find(|(_, port)| port.subnet_attributes.is_some() && port.state == Some(4));
     best.map(|(number, _)| number)
 }
 
@@ -32,17 +32,17 @@ fn has_port(device: &Device, number: u8) -> bool {
 }
 
 /// Returns the number of the port to which a device's name alone leads: the first active InfiniBand port, or else port 1.
-fn best_port(device: &Device) -> Option<u8> {
+fn default_port(device: &Device) -> Option<u8> {
     let number = first_active_ib_port(device).unwrap_or(1);
     has_port(device, number).then_some(number)
 }
 
 /// Returns the device of a name. NULL stands for the first device with an active InfiniBand port, or else the first.
-pub(crate) fn device(name: Option<&CStr>) -> Option<Device> {
+pub(crate) fn find_device_or_default(name: Option<&CStr>) -> Option<Device> {
     if let Some(name) = name {
-        return named(name);
+        return find_device_by_c_name(name);
     }
-    let mut all = devices::all();
+    let mut all = devices::all_devices();
     let best = all
         .iter()
         .position(|device| first_active_ib_port(device).is_some());
@@ -52,18 +52,21 @@ pub(crate) fn device(name: Option<&CStr>) -> Option<Device> {
 
 /// Returns the device of a name and the number of its port. 0 stands for the best port. With NULL as the name, so do
 /// negative numbers, and the device is the first that has the port as InfiniBand.
-pub(crate) fn port(name: Option<&CStr>, number: c_int) -> Result<(Device, u8), PortNotFound> {
+pub(crate) fn find_device_and_port(
+    name: Option<&CStr>,
+    number: c_int,
+) -> Result<(Device, u8), PortNotFound> {
     if number == 0 || name.is_none() && number < 0 {
-        let device = device(name).ok_or(PortNotFound::NoDevice)?;
-        let number = best_port(&device).ok_or(PortNotFound::NoDevice)?;
+        let device = find_device_or_default(name).ok_or(PortNotFound::NoDevice)?;
+        let number = default_port(&device).ok_or(PortNotFound::NoDevice)?;
         return Ok((device, number));
     }
     let number = u8::try_from(number).map_err(|_| PortNotFound::NoPort)?;
     let device = match name {
-        Some(name) => named(name).filter(|device| has_port(device, number)),
-        None => devices::all().into_iter().find(|device| {
+        Some(name) => find_device_by_c_name(name).filter(|device| has_port(device, number)),
+        None => devices::all_devices().into_iter().find(|device| {
             let port = device.ports.get(usize::from(number).wrapping_sub(1));
-            port.is_some_and(|port| port.subnet.is_some())
+            port.is_some_and(|port| port.subnet_attributes.is_some())
         }),
     };
     device
@@ -76,12 +79,12 @@ pub(crate) fn port(name: Option<&CStr>, number: c_int) -> Result<(Device, u8), P
 pub(crate) fn port_of_any_link_layer(name: Option<&CStr>, number: u8) -> Option<(Device, u8)> {
     let is_meant =
         |device: &Device| name.is_none_or(|name| name.to_bytes() == device.name.as_bytes());
-    devices::all()
+    devices::all_devices()
         .into_iter()
         .filter(is_meant)
         .find_map(|device| {
             let number = match number {
-                0 => best_port(&device)?,
+                0 => default_port(&device)?,
                 _ => number,
             };
             has_port(&device, number).then_some((device, number))

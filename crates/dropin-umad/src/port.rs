@@ -81,10 +81,10 @@ impl Drop for OpenPort {
     }
 }
 
-static PORTS: Mutex<BTreeMap<RawFd, OpenPort>> = Mutex::new(BTreeMap::new());
+static OPEN_PORTS: Mutex<BTreeMap<RawFd, OpenPort>> = Mutex::new(BTreeMap::new());
 
-fn ports() -> MutexGuard<'static, BTreeMap<RawFd, OpenPort>> {
-    PORTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_open_ports() -> MutexGuard<'static, BTreeMap<RawFd, OpenPort>> {
+    OPEN_PORTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn socket_name(pid: u32, number: usize) -> String {
@@ -109,15 +109,15 @@ fn with_short_socket_path<T>(
 ///
 /// # Errors
 /// The folder of the fabric cannot be used, or the process has too many open ports.
-pub(crate) fn open(lid: u16) -> io::Result<RawFd> {
+pub(crate) fn open_port(lid: u16) -> io::Result<RawFd> {
     let fabric = Fabric::default_dir().map_err(io::Error::other)?;
     Fabric::make_dir(&fabric).map_err(io::Error::other)?;
     let folder = fabric.join("umad");
     match fs::DirBuilder::new().mode(0o700).create(&folder) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-        _ => remove_stale(&folder),
+        _ => remove_stale_sockets(&folder),
     }
-    let mut ports = ports();
+    let mut ports = lock_open_ports();
     let number = (0..MAX_OPEN_PORTS)
         .find(|number| ports.values().all(|port| port.number_in_process != *number))
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
@@ -140,7 +140,7 @@ pub(crate) fn open(lid: u16) -> io::Result<RawFd> {
 }
 
 /// Removes the sockets of processes that have ended.
-fn remove_stale(folder: &Path) {
+fn remove_stale_sockets(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let pid = name
@@ -153,19 +153,19 @@ fn remove_stale(folder: &Path) {
 }
 
 /// Closes a port. Returns false if there is none.
-pub(crate) fn close(fd: RawFd) -> bool {
-    ports().remove(&fd).is_some()
+pub(crate) fn close_port(fd: RawFd) -> bool {
+    lock_open_ports().remove(&fd).is_some()
 }
 
 /// Returns true if the descriptor is a port.
 pub(crate) fn is_open(fd: RawFd) -> bool {
-    ports().contains_key(&fd)
+    lock_open_ports().contains_key(&fd)
 }
 
 /// Registers an agent for a class. `gets_requests` is true if it names methods for which it gets requests. Returns the
 /// number of the agent, or an error number.
-pub(crate) fn register(fd: RawFd, class: u8, gets_requests: bool) -> Result<c_int, c_int> {
-    let mut ports = ports();
+pub(crate) fn register_agent(fd: RawFd, class: u8, gets_requests: bool) -> Result<c_int, c_int> {
+    let mut ports = lock_open_ports();
     let port = ports.get_mut(&fd).ok_or(libc::EINVAL)?;
     let number = port
         .agents
@@ -194,8 +194,8 @@ pub(crate) fn register(fd: RawFd, class: u8, gets_requests: bool) -> Result<c_in
 }
 
 /// Removes an agent. Returns false if there is none.
-pub(crate) fn unregister(fd: RawFd, agent: c_int) -> bool {
-    let mut ports = ports();
+pub(crate) fn unregister_agent(fd: RawFd, agent: c_int) -> bool {
+    let mut ports = lock_open_ports();
     let slot = ports.get_mut(&fd).zip(usize::try_from(agent).ok());
     let slot = slot.and_then(|(port, agent)| port.agents.get_mut(agent));
     slot.is_some_and(|slot| slot.take().is_some())
@@ -215,7 +215,7 @@ fn read_agent_link(link: &Path) -> Option<(String, u32)> {
     is_name.then(|| (socket.to_owned(), agent))
 }
 
-fn word(umad: &[u8], at: usize) -> u32 {
+fn read_word(umad: &[u8], at: usize) -> u32 {
     let bytes = umad.get(at..at + 4).and_then(|b| b.try_into().ok());
     bytes.map_or(0, u32::from_ne_bytes)
 }
@@ -227,7 +227,7 @@ fn set_word(umad: &mut [u8], at: usize, value: u32) {
 }
 
 /// Returns a datagram for a program: header and MAD.
-fn user_mad(agent: u32, status: u32, from_lid: u16, mad: &[u8]) -> Vec<u8> {
+fn build_user_mad(agent: u32, status: u32, from_lid: u16, mad: &[u8]) -> Vec<u8> {
     let mut umad = vec![0; UMAD_HEADER_BYTES];
     umad.extend_from_slice(mad);
     set_word(&mut umad, user_mad_offset::AGENT, agent);
@@ -241,14 +241,14 @@ fn user_mad(agent: u32, status: u32, from_lid: u16, mad: &[u8]) -> Vec<u8> {
 }
 
 /// Sends the MAD behind the header in `umad` from an agent. Returns an error number if it cannot be sent.
-pub(crate) fn send(
+pub(crate) fn send_mad(
     fd: RawFd,
     agent: c_int,
     umad: &mut [u8],
     timeout_ms: c_int,
     retries: c_int,
 ) -> Result<(), c_int> {
-    let mut ports = ports();
+    let mut ports = lock_open_ports();
     let port = ports.get_mut(&fd).ok_or(libc::EINVAL)?;
     let number = usize::try_from(agent).map_err(|_| libc::EINVAL)?;
     if !matches!(port.agents.get(number), Some(Some(_))) {
@@ -276,16 +276,16 @@ pub(crate) fn send(
     let tid = MadFields(mad).tid() & u64::from(u32::MAX) | u64::from(back) << 32;
     let mut sent = mad.to_vec();
     set_tid(&mut sent, tid);
-    match devices::subnet(&sent).answer(&sent, port.lid, destination) {
+    match devices::read_subnet_for_request(&sent).answer_request(&sent, port.lid, destination) {
         SubnetAnswer::Response(response) => {
-            port.queue_to_program(user_mad(agent, 0, destination, &response))
+            port.enqueue_for_program(build_user_mad(agent, 0, destination, &response))
         }
         SubnetAnswer::ForRegisteredProgram
             if port.forward_request_if_registered(destination, &sent) => {}
         SubnetAnswer::ForRegisteredProgram | SubnetAnswer::NoAgent if timeout_ms != 0 => {
             let status = libc::ETIMEDOUT.cast_unsigned();
             let header = &mad[..MAD_HEADER_BYTES];
-            port.queue_to_program(user_mad(agent, status, destination, header));
+            port.enqueue_for_program(build_user_mad(agent, status, destination, header));
         }
         SubnetAnswer::ForRegisteredProgram | SubnetAnswer::NoAgent => {}
     }
@@ -314,7 +314,7 @@ impl OpenPort {
         // A program that has ended waits for no response.
         let _ = self.send_to(
             &socket_name(pid, number),
-            &user_mad(agent, 0, self.lid, mad),
+            &build_user_mad(agent, 0, self.lid, mad),
         );
     }
 
@@ -328,7 +328,7 @@ impl OpenPort {
         };
         let mut whole = mad.to_vec();
         whole.resize(mad.len().max(MAD_BYTES), 0);
-        self.send_to(&socket, &user_mad(agent, 0, self.lid, &whole))
+        self.send_to(&socket, &build_user_mad(agent, 0, self.lid, &whole))
             .is_ok()
     }
 
@@ -340,7 +340,7 @@ impl OpenPort {
     }
 
     /// Adds a datagram to those that this port's program receives.
-    fn queue_to_program(&mut self, datagram: Vec<u8>) {
+    fn enqueue_for_program(&mut self, datagram: Vec<u8>) {
         self.datagrams_waiting_for_socket_room.push_back(datagram);
         self.put_waiting_datagrams_into_own_socket();
     }
@@ -359,7 +359,7 @@ impl OpenPort {
 
 /// Receives a datagram into `umad`. Returns the agent and the length of the MAD. If `umad` is too short, the datagram
 /// stays, and the error has its length.
-pub(crate) fn receive(fd: RawFd, umad: &mut [u8]) -> Result<(c_int, usize), ReceiveFailure> {
+pub(crate) fn receive_mad(fd: RawFd, umad: &mut [u8]) -> Result<(c_int, usize), ReceiveFailure> {
     let receive = |umad: &mut [u8], flags: c_int| {
         // SAFETY: `umad` has as many bytes, and the kernel writes at most these.
         let n = unsafe { libc::recv(fd, umad.as_mut_ptr().cast(), umad.len(), flags) };
@@ -375,10 +375,10 @@ pub(crate) fn receive(fd: RawFd, umad: &mut [u8]) -> Result<(c_int, usize), Rece
         ));
     }
     let got = receive(umad, 0)?;
-    if let Some(port) = ports().get_mut(&fd) {
+    if let Some(port) = lock_open_ports().get_mut(&fd) {
         port.put_waiting_datagrams_into_own_socket();
     }
-    let agent = c_int::try_from(word(umad, user_mad_offset::AGENT)).unwrap_or(0);
+    let agent = c_int::try_from(read_word(umad, user_mad_offset::AGENT)).unwrap_or(0);
     Ok((agent, got.saturating_sub(UMAD_HEADER_BYTES)))
 }
 

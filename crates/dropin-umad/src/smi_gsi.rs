@@ -5,7 +5,9 @@ use std::ffi::{c_char, c_int};
 
 use rdma_netlink::Device;
 
-use crate::abi::{NAME_BYTES, set_errno_and_negate, store, string, umad_open_port};
+use crate::abi::{
+    NAME_BYTES, c_string_or_none, set_errno_and_negate, store_c_string, umad_open_port,
+};
 use crate::{devices, lookup};
 
 /// `struct umad_ca_pair`.
@@ -20,7 +22,7 @@ pub(crate) struct UmadCaPair {
 impl UmadCaPair {
     fn of(device: &Device, port: u8) -> Self {
         let mut name = [0; NAME_BYTES];
-        store(&mut name, &device.name);
+        store_c_string(&mut name, &device.name);
         Self {
             smi_name: name,
             smi_preferred_port: port.into(),
@@ -48,7 +50,7 @@ pub(crate) unsafe extern "C" fn umad_get_smi_gsi_pairs(
     max: usize,
 ) -> c_int {
     let mut count = 0;
-    for (at, device) in devices::all().iter().take(max).enumerate() {
+    for (at, device) in devices::all_devices().iter().take(max).enumerate() {
         // SAFETY: contract of this function.
         unsafe { pairs.add(at).write(UmadCaPair::of(device, 0)) };
         count += 1;
@@ -68,7 +70,7 @@ pub(crate) unsafe extern "C" fn umad_get_smi_gsi_pair_by_ca_name(
     _enforce_smi: u32,
 ) -> c_int {
     // SAFETY: contract of this function.
-    let name = unsafe { string(name) };
+    let name = unsafe { c_string_or_none(name) };
     let Some((device, port)) = lookup::port_of_any_link_layer(name, number) else {
         return set_errno_and_negate(libc::ENODEV);
     };

@@ -20,15 +20,15 @@ service::designs! {
         /// HERD: clients WRITE requests over UC into a request region. Workers poll the region and answer a batch with
         /// one doorbell.
         Herd: "herd", "an RPC for each request: UC WRITE in, UD SEND out, batches and prefetching",
-            [rpc::herd::NEEDS];
+            [rpc::herd::NEEDED_CAPABILITIES];
         /// As in Pilaf and FaRM-KV: a GET READs the server's memory and verifies the item by its checksum; changes are
         /// RPCs.
         Reads: "reads", "a GET READs index bucket and item, which verifies itself; changes are RPCs",
-            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]];
+            [rpc::herd::NEEDED_CAPABILITIES, &[Capability::Rc, Capability::RdmaRead]];
         /// As in DrTM-KV: a GET READs the key's record; a change locks the record by compare-and-swap, WRITEs it and
         /// unlocks it.
         Atomics: "atomics", "a GET READs a record; a change locks, WRITEs and unlocks it with remote atomics",
-            [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
+            [rpc::herd::NEEDED_CAPABILITIES, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
     }
 }
 
@@ -70,7 +70,7 @@ pub struct ServerConfig {
     #[serde(skip_serializing_if = "is_default_region_scan")]
     pub scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides `queues`.
-    /// Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::queues_per_batch`].
+    /// Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
     /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.

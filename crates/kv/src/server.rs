@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc::herd::{self as herd_rpc, DoorbellPolicy, RequestRegionLayout};
-use rpc::{RpcError, UdPortConfig};
+use rpc::herd::{self as herd_rpc, BatchPolicy, RequestRegionLayout};
+use rpc::{BufferedUdQpConfig, RpcError};
 use service::lock_recovery::LockRecovery;
 use service::random::from_system;
 use service::worker::Mailbox;
@@ -124,11 +124,11 @@ impl Service for KvService {
         let (store, design) = create_store_and_design(&config, (&pd, port), &runtime)?;
         let layout = request_layout(&config);
         let ud = answer_port_config(&config, port, mtu);
-        let doorbells = DoorbellPolicy {
+        let doorbells = BatchPolicy {
             max_batch: config.batch,
-            answer_queues: config.queues,
-            scan: config.scan,
-            queues_per_batch: config.split,
+            answer_qps: config.queues,
+            region_scan: config.scan,
+            answer_qps_per_batch: config.split,
         };
         let mut workers = Vec::new();
         for number in 0..config.workers {
@@ -136,7 +136,7 @@ impl Service for KvService {
             let engine = engine.map_err(ServerError::service)?;
             workers.push(UnstartedWorker {
                 shared: Arc::new(WorkerShared {
-                    request_region: engine.region(),
+                    request_region: engine.request_region(),
                     mailbox: Mailbox::new()?,
                 }),
                 rpc_server: engine,
@@ -229,7 +229,7 @@ impl Service for KvService {
             stats.changes += counts.changes;
             stats.repeated += counts.repeated_changes;
             stats.bad_requests += counts.bad_requests;
-            stats.answers += counts.rpc.requests;
+            stats.answers += counts.rpc.answered_requests;
             stats.doorbells += counts.rpc.doorbells;
         }
         stats
@@ -269,7 +269,7 @@ impl KvService {
     ) -> Result<Vec<LaneAccepted>, ClientRefusal> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = RequestRegionLayout {
-            window,
+            slots_per_client: window,
             ..self.layout
         };
         let mut lanes = Vec::new();
@@ -371,23 +371,27 @@ fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
     let request = wire::REQUEST_HEADER_BYTES + config.key_bytes + config.value_bytes;
     let payload = (request.next_multiple_of(8) + 8).next_multiple_of(64) - 8;
     RequestRegionLayout {
-        window,
-        payload: u32::try_from(payload.min(4088)).unwrap_or(4088),
+        slots_per_client: window,
+        max_payload_bytes: u32::try_from(payload.min(4088)).unwrap_or(4088),
     }
 }
 
 /// Returns the UD configuration for answers.
-fn answer_port_config(config: &ServerConfig, port: PortAndGidIndex, mtu: usize) -> UdPortConfig {
+fn answer_port_config(
+    config: &ServerConfig,
+    port: PortAndGidIndex,
+    mtu: usize,
+) -> BufferedUdQpConfig {
     // A ConnectX takes at most 188 bytes inline; longer values are sent from registered memory.
     let inline = (wire::ANSWER_HEADER_BYTES + config.value_bytes)
         .next_multiple_of(8)
         .min(188);
-    UdPortConfig {
+    BufferedUdQpConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
         send_depth: config.send_depth,
         max_send_payload_bytes: u32::try_from(mtu).unwrap_or(4096),
         max_inline_payload_bytes: u32::try_from(inline).unwrap_or(188),
-        ..UdPortConfig::default()
+        ..BufferedUdQpConfig::default()
     }
 }

@@ -8,7 +8,7 @@
 use nicmodel::{Footprint, Operation, OperationError, PostMethod, Transport, Verb, profile};
 
 fn main() -> Result<(), OperationError> {
-    let cib = profile::builtin("cib").expect("this NIC is built in");
+    let cib = profile::builtin_profile("cib").expect("this NIC is built in");
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, 32);
     let request = Operation::new(Verb::Send, Transport::Ud, 16).inlined();
     let answer = Operation::new(Verb::Send, Transport::Ud, 32).inlined();

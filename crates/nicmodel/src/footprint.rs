@@ -10,7 +10,7 @@ use crate::wire::{self, OperationPackets};
 use crate::wqe::{self, CACHE_LINE_BYTES};
 
 /// Longest postlist that can be described.
-pub const MAX_POSTLIST: u32 = 1 << 16;
+pub const MAX_POSTLIST_LEN: u32 = 1 << 16;
 
 /// The global routing header that precedes the payload in the RECV buffer of a datagram.
 const GRH_BYTES: u32 = 40;
@@ -19,19 +19,23 @@ const GRH_BYTES: u32 = 40;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Footprint {
     /// Operations in the footprint; a fraction if it describes a part of postlists.
-    pub operations: f64,
+    #[serde(rename = "operations")]
+    pub operation_count: f64,
     /// Size of a WQE.
     pub wqe_bytes: u32,
     /// Cache lines of a WQE.
-    pub wqe_lines: u32,
+    #[serde(rename = "wqe_lines")]
+    pub wqe_cache_lines: u32,
     /// The way in which the WQEs reach the NIC.
-    pub method: PostMethod,
+    #[serde(rename = "method")]
+    pub post_method: PostMethod,
     /// The requester's PCIe link.
     pub requester: LinkTransactions,
     /// The responder's PCIe link.
     pub responder: LinkTransactions,
     /// The network.
-    pub network: OperationPackets,
+    #[serde(rename = "network")]
+    pub network_packets: OperationPackets,
     /// Locks for atomics that the responder's NIC takes.
     pub atomic_locks: f64,
 }
@@ -62,7 +66,7 @@ impl LinkTransactions {
     }
 
     /// Transactions with this purpose.
-    pub fn count(&self, purpose: TransactionPurpose) -> f64 {
+    pub fn count_of_purpose(&self, purpose: TransactionPurpose) -> f64 {
         self.sum_where(|p| p == purpose, |t| t.count)
     }
 
@@ -73,7 +77,7 @@ impl LinkTransactions {
 
     /// Doorbells among the MMIO writes.
     pub fn doorbells(&self) -> f64 {
-        self.count(TransactionPurpose::Doorbell)
+        self.count_of_purpose(TransactionPurpose::Doorbell)
     }
 
     /// DMA reads, without those of RECVs' WQEs, which the publications do not count.
@@ -86,7 +90,7 @@ impl LinkTransactions {
 
     /// DMA reads of RECVs' WQEs; a fraction, since one read fetches several.
     pub fn recv_wqe_reads(&self) -> f64 {
-        self.count(TransactionPurpose::RecvWqeFetch)
+        self.count_of_purpose(TransactionPurpose::RecvWqeFetch)
     }
 
     /// DMA writes.
@@ -95,13 +99,13 @@ impl LinkTransactions {
     }
 
     /// Cache lines that all DMA reads touch: the processor's counter PCIeRdCur.
-    pub fn lines_read(&self) -> f64 {
-        self.sum_where(|p| p.kind() == TransactionKind::DmaRead, |t| t.lines)
+    pub fn cache_lines_read(&self) -> f64 {
+        self.sum_where(|p| p.kind() == TransactionKind::DmaRead, |t| t.cache_lines)
     }
 
     /// Cache lines that DMA writes touch: the processor's counter PCIeItoM.
-    pub fn lines_written(&self) -> f64 {
-        self.sum_where(|p| p.kind() == TransactionKind::DmaWrite, |t| t.lines)
+    pub fn cache_lines_written(&self) -> f64 {
+        self.sum_where(|p| p.kind() == TransactionKind::DmaWrite, |t| t.cache_lines)
     }
 
     /// Data and headers to the device.
@@ -154,7 +158,7 @@ impl Footprint {
     ///
     /// # Errors
     /// The errors of [`Operation::check_executable`], and [`OperationError::OutOfRange`] for a length outside 1 to
-    /// [`MAX_POSTLIST`].
+    /// [`MAX_POSTLIST_LEN`].
     pub fn of_postlist(
         profile: &Profile,
         operation: &Operation,
@@ -162,12 +166,12 @@ impl Footprint {
         len: u32,
     ) -> Result<Self, OperationError> {
         operation.check_executable(profile)?;
-        if !(1..=MAX_POSTLIST).contains(&len) {
+        if !(1..=MAX_POSTLIST_LEN).contains(&len) {
             return Err(OperationError::OutOfRange {
                 name: "postlist",
                 value: f64::from(len),
                 low: 1.0,
-                high: f64::from(MAX_POSTLIST),
+                high: f64::from(MAX_POSTLIST_LEN),
             });
         }
         let operations = f64::from(len);
@@ -175,13 +179,13 @@ impl Footprint {
         let atomic = operation.verb.is_atomic();
         let wqe_bytes = operation.wqe_bytes(profile);
         Ok(Self {
-            operations,
+            operation_count: operations,
             wqe_bytes,
-            wqe_lines: wqe::cache_line_count(wqe_bytes),
-            method,
+            wqe_cache_lines: wqe::cache_line_count(wqe_bytes),
+            post_method: method,
             requester: requester_transactions(profile, operation, method, len),
             responder: responder_transactions(profile, operation, operations),
-            network: OperationPackets {
+            network_packets: OperationPackets {
                 to_responder: network.to_responder.scaled(operations),
                 to_requester: network.to_requester.scaled(operations),
             },
@@ -201,12 +205,12 @@ impl Footprint {
         method: PostMethod,
         mean_len: f64,
     ) -> Result<Self, OperationError> {
-        if !(1.0..=f64::from(MAX_POSTLIST)).contains(&mean_len) {
+        if !(1.0..=f64::from(MAX_POSTLIST_LEN)).contains(&mean_len) {
             return Err(OperationError::OutOfRange {
                 name: "postlist",
                 value: mean_len,
                 low: 1.0,
-                high: f64::from(MAX_POSTLIST),
+                high: f64::from(MAX_POSTLIST_LEN),
             });
         }
         #[expect(
@@ -227,18 +231,18 @@ impl Footprint {
     fn weighted_sum(&self, own: f64, other: &Self, others: f64) -> Self {
         let mix = |of: fn(&Self) -> f64| of(self) * own + of(other) * others;
         let packets = |of: fn(&OperationPackets) -> wire::PacketCost| {
-            of(&self.network)
+            of(&self.network_packets)
                 .scaled(own)
-                .plus(of(&other.network).scaled(others))
+                .plus(of(&other.network_packets).scaled(others))
         };
         Self {
-            operations: mix(|f| f.operations),
+            operation_count: mix(|f| f.operation_count),
             wqe_bytes: self.wqe_bytes,
-            wqe_lines: self.wqe_lines,
-            method: self.method,
+            wqe_cache_lines: self.wqe_cache_lines,
+            post_method: self.post_method,
             requester: self.requester.weighted_sum(own, &other.requester, others),
             responder: self.responder.weighted_sum(own, &other.responder, others),
-            network: OperationPackets {
+            network_packets: OperationPackets {
                 to_responder: packets(|n| n.to_responder),
                 to_requester: packets(|n| n.to_requester),
             },
@@ -311,7 +315,7 @@ fn requester_transactions(
         let (purpose, bytes) = (TransactionPurpose::ResponsePlacement, u64::from(payload));
         side.add(Transactions::dma_write(profile, purpose, operations, bytes));
     }
-    let completions = operations * operation.signaled;
+    let completions = operations * operation.signaled_fraction;
     let cqe = u64::from(profile.wqe.cqe_bytes.value);
     side.add(Transactions::dma_write(
         profile,

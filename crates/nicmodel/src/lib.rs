@@ -28,12 +28,12 @@
 #![deny(missing_docs, clippy::missing_errors_doc)]
 #![forbid(unsafe_code)]
 
+pub mod atomic_locks;
 pub mod bounds;
 mod footprint;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod guidelines;
-pub mod locks;
 pub mod mixes;
 pub mod op_profile;
 mod operation;
@@ -46,7 +46,7 @@ pub mod wire;
 pub mod wqe;
 
 pub use bounds::{Bounds, Mix, MixOperation, Role};
-pub use footprint::{Footprint, LinkTransactions, MAX_POSTLIST};
+pub use footprint::{Footprint, LinkTransactions, MAX_POSTLIST_LEN};
 pub use operation::{
     MAX_MESSAGE_BYTES, MAX_SGES, Operation, OperationError, PayloadDestination, PostMethod,
 };

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::bounds::{Mix, MixOperation, Role};
 use crate::operation::{Operation, PayloadDestination};
-use crate::profile::{Profile, Sourced, builtin};
+use crate::profile::{Profile, Sourced, builtin_profile};
 use crate::published::{self, PublishedNumber};
 use crate::verb::{Transport, Verb};
 
@@ -20,12 +20,12 @@ pub fn herd_request_work_ns(profile: &Profile, batched: bool) -> f64 {
         };
         number.as_ref().map(|number| number.value)
     };
-    let known = of(profile).or_else(|| builtin("cib").and_then(of));
+    let known = of(profile).or_else(|| builtin_profile("cib").and_then(of));
     known.unwrap_or(0.0)
 }
 
 /// Size of requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
-const WRITE_REQUEST_BYTES: u32 = 16;
+const REQUEST_BY_WRITE_BYTES: u32 = 16;
 
 /// Responses per doorbell of the sequencer (section 4.2) and of HERD (slide 21 of the paper's slides).
 const SEQUENCER_POSTLIST_LEN: f64 = 15.9;
@@ -41,7 +41,8 @@ pub struct NamedMix {
     /// The operations and cores of the mix.
     pub mix: Mix,
     /// The rate that was published for this NIC, if one was.
-    pub published: Option<&'static PublishedNumber>,
+    #[serde(rename = "published")]
+    pub published_rate: Option<&'static PublishedNumber>,
 }
 
 /// Relation of a number of the model to the published one.
@@ -57,7 +58,7 @@ pub enum NumberBasis {
 impl NamedMix {
     /// Tells whether the profile or the mix was fitted to the published rate; `None` without a published rate.
     pub fn basis(&self, profile: &Profile) -> Option<NumberBasis> {
-        let id = self.published?.id;
+        let id = self.published_rate?.id;
         // These two ids name the same measurement.
         let same = match id {
             "t5_cib_send0" => "ud_send_batched_ho_peak",
@@ -83,13 +84,13 @@ impl NamedMix {
 ///
 /// "As many cores as needed" is all cores of the profile.
 pub fn executable_mixes(profile: &Profile) -> Vec<NamedMix> {
-    let mut all = verb_benchmarks(profile);
-    all.extend(systems(profile));
+    let mut all = verb_benchmark_mixes(profile);
+    all.extend(system_mixes(profile));
     all.retain(|named| {
-        let loads = &mut named.mix.loads.iter();
+        let loads = &mut named.mix.operations.iter();
         loads.all(|load| {
             let operation = &load.operation;
-            let as_wanted = operation.receive == PayloadDestination::Regular
+            let as_wanted = operation.payload_destination == PayloadDestination::Regular
                 || operation.arrives_in_cqe(profile);
             as_wanted && operation.check_executable(profile).is_ok()
         })
@@ -98,7 +99,7 @@ pub fn executable_mixes(profile: &Profile) -> Vec<NamedMix> {
 }
 
 /// Returns the mix of this name.
-pub fn get(profile: &Profile, name: &str) -> Option<NamedMix> {
+pub fn mix_by_name(profile: &Profile, name: &str) -> Option<NamedMix> {
     executable_mixes(profile)
         .into_iter()
         .find(|named| named.name == name)
@@ -107,10 +108,10 @@ pub fn get(profile: &Profile, name: &str) -> Option<NamedMix> {
 /// Returns the published number for this NIC: `ids` are pairs of profile and id.
 fn published_number(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static PublishedNumber> {
     let (_, id) = ids.iter().find(|(nic, _)| *nic == profile.name)?;
-    published::get(id)
+    published::published_number_by_id(id)
 }
 
-fn verb_benchmarks(profile: &Profile) -> Vec<NamedMix> {
+fn verb_benchmark_mixes(profile: &Profile) -> Vec<NamedMix> {
     let ud = |payload| Operation::new(Verb::Send, Transport::Ud, payload).inlined();
     let rc = |verb, payload| Operation::new(verb, Transport::Rc, payload);
     let header_only = Operation::header_only(Transport::Ud);
@@ -121,7 +122,7 @@ fn verb_benchmarks(profile: &Profile) -> Vec<NamedMix> {
         name,
         title,
         mix,
-        published: published_number(profile, ids),
+        published_rate: published_number(profile, ids),
     };
     let from_cores = |load| Mix::new(vec![load]).on_cores(cores);
     let from_peers = |load| Mix::new(vec![load]);
@@ -228,8 +229,8 @@ fn verb_benchmarks(profile: &Profile) -> Vec<NamedMix> {
 }
 
 /// Returns the operations of HERD's RPC: requests by UC WRITE, responses by UD SEND.
-fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<MixOperation> {
-    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, WRITE_REQUEST_BYTES).inlined();
+fn herd_rpc_operations(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<MixOperation> {
+    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BY_WRITE_BYTES).inlined();
     let response = Operation::new(Verb::Send, Transport::Ud, response_bytes).inlined();
     vec![
         MixOperation::new(request, Role::Responder),
@@ -240,7 +241,7 @@ fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<MixOper
 }
 
 /// Returns the mix of a sequencer with these messages.
-fn sequencer(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postlist: f64) -> Mix {
+fn sequencer_mix(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postlist: f64) -> Mix {
     let host = &profile.with_active_cores(cores).host;
     let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |number| number.value);
     let add_ns = match cores {
@@ -248,42 +249,43 @@ fn sequencer(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postlist: 
         _ => known(&host.contended_add_ns),
     };
     Mix {
-        loads,
+        operations: loads,
         cores: Some(cores),
-        app_ns: known(&host.request_ns) + add_ns / postlist,
-        shared_ns: if cores == 1 { 0.0 } else { add_ns / postlist },
-        outstanding: None,
+        app_ns_per_request: known(&host.request_ns) + add_ns / postlist,
+        serialized_app_ns_per_request: if cores == 1 { 0.0 } else { add_ns / postlist },
+        max_outstanding: None,
     }
 }
 
 /// Returns the mix of a sequencer by HERD RPC, with this number of queue pairs for each core.
-fn rpc_sequencer(profile: &Profile, cores: u32, postlist: f64, queue_pairs: u32) -> Mix {
-    let loads = herd_rpc(8, postlist, queue_pairs * cores);
-    sequencer(profile, loads, cores, postlist)
+fn rpc_sequencer_mix(profile: &Profile, cores: u32, postlist: f64, queue_pairs: u32) -> Mix {
+    let loads = herd_rpc_operations(8, postlist, queue_pairs * cores);
+    sequencer_mix(profile, loads, cores, postlist)
 }
 
 /// Returns the mix of a sequencer rate by RPC that is noted in the authors' benchmark, by its id (`bench_rpc_…`).
 #[must_use]
-pub fn of_benchmark(profile: &Profile, id: &str) -> Option<Mix> {
+pub fn mix_of_rpc_benchmark(profile: &Profile, id: &str) -> Option<Mix> {
     let (design, cores) = id.strip_prefix("bench_rpc_")?.rsplit_once('_')?;
     let cores = cores.strip_suffix('c')?.parse().ok()?;
     match design {
-        "base" => Some(rpc_sequencer(profile, cores, 1.0, 2)),
-        "batch" => Some(rpc_sequencer(profile, cores, SEQUENCER_POSTLIST_LEN, 2)),
-        "batch_mq" => Some(rpc_sequencer(profile, cores, SEQUENCER_POSTLIST_LEN, 6)),
+        "base" => Some(rpc_sequencer_mix(profile, cores, 1.0, 2)),
+        "batch" => Some(rpc_sequencer_mix(profile, cores, SEQUENCER_POSTLIST_LEN, 2)),
+        "batch_mq" => Some(rpc_sequencer_mix(profile, cores, SEQUENCER_POSTLIST_LEN, 6)),
         _ => None,
     }
 }
 
-fn systems(profile: &Profile) -> Vec<NamedMix> {
-    let sequencer = |loads, cores, postlist| sequencer(profile, loads, cores, postlist);
-    let rpc = |cores, postlist, queue_pairs| rpc_sequencer(profile, cores, postlist, queue_pairs);
+fn system_mixes(profile: &Profile) -> Vec<NamedMix> {
+    let sequencer = |loads, cores, postlist| sequencer_mix(profile, loads, cores, postlist);
+    let rpc =
+        |cores, postlist, queue_pairs| rpc_sequencer_mix(profile, cores, postlist, queue_pairs);
     let herd = |cores, postlist, app_ns| Mix {
-        loads: herd_rpc(32, postlist, 2 * cores),
+        operations: herd_rpc_operations(32, postlist, 2 * cores),
         cores: Some(cores),
-        app_ns: app_ns * profile.slowdown(cores),
-        shared_ns: 0.0,
-        outstanding: None,
+        app_ns_per_request: app_ns * profile.slowdown_factor(cores),
+        serialized_app_ns_per_request: 0.0,
+        max_outstanding: None,
     };
     let spec_s0 = |cores: u32| {
         let header_only = Operation::header_only(Transport::Ud);
@@ -310,7 +312,7 @@ fn systems(profile: &Profile) -> Vec<NamedMix> {
         name,
         title,
         mix,
-        published,
+        published_rate: published,
     };
     vec![
         named(

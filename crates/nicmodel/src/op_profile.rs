@@ -13,7 +13,7 @@ use crate::verb::{Transport, Verb};
 pub const VERSION: u32 = 2;
 
 /// Number of low address bits by which atomics are counted: more than any known NIC uses.
-pub const ATOMIC_SLOT_BITS: u32 = 12;
+pub const ATOMIC_SLOT_ADDRESS_BITS: u32 = 12;
 
 /// The counts of one program, from its first verb to its last.
 ///
@@ -37,7 +37,8 @@ pub struct OperationProfile {
     /// Queue pairs of the program.
     pub queue_pairs: Vec<QueuePair>,
     /// Number of different machines that the program sent to.
-    pub peers: u32,
+    #[serde(rename = "peers")]
+    pub peer_count: u32,
     /// Registered memory of the program.
     pub memory: RegisteredMemory,
     /// Notes on operations that the counts do not include.
@@ -55,7 +56,7 @@ pub struct PeersWork {
     /// Cores of the peer.
     pub cores: u32,
     /// Work of a core apart from verbs for one operation of the program, in ns. `None` if the profile does not say.
-    pub app_ns: Option<f64>,
+    pub app_ns_per_operation: Option<f64>,
     /// The part of `app_ns` that only one core can do at a time, in ns.
     pub serialized_ns: f64,
 }
@@ -78,7 +79,8 @@ pub struct Thread {
     pub completions: u64,
     /// Time from the thread's first post to a send queue to its last; `None` if unknown.
     #[serde(default)]
-    pub posted: Option<TimeSpan>,
+    #[serde(rename = "posted")]
+    pub post_time_span: Option<TimeSpan>,
 }
 
 /// A span of time, in ns since a fixed moment of the process.
@@ -115,7 +117,8 @@ pub struct QueuePair {
     /// Postlists of these operations: each is a doorbell, or a WQE by MMIO.
     pub postlists: u64,
     /// Runs of postlists without a poll of the posting thread in between: each run could have been one postlist.
-    pub runs: u64,
+    #[serde(rename = "runs")]
+    pub unpolled_postlist_runs: u64,
     /// Messages that the RECVs of the queue pair received, by kind.
     pub received: Vec<CountedOperations>,
     /// Most operations outstanding at a time.
@@ -124,15 +127,16 @@ pub struct QueuePair {
     pub mean_outstanding: f64,
     /// READs that continue the READ before them in the same postlist or run, without a gap in remote memory.
     pub adjacent_reads: u64,
-    /// Atomics by the low [`ATOMIC_SLOT_BITS`] bits of their address.
+    /// Atomics by the low [`ATOMIC_SLOT_ADDRESS_BITS`] bits of their address.
     #[serde(rename = "atomic_slots")]
-    pub atomics_by_low_address_bits: Vec<SlotCount>,
+    pub atomics_by_low_address_bits: Vec<AtomicSlotCount>,
     /// Postlists of the queue pair by length.
     #[serde(default)]
     pub postlist_lengths: Vec<PostlistsByLength>,
     /// RECVs that were posted to the queue pair, without those of a shared receive queue.
     #[serde(default)]
-    pub recvs: PostedRecvs,
+    #[serde(rename = "recvs")]
+    pub posted_recvs: PostedRecvs,
     /// Work requests that fit in the send queue; 0 if unknown.
     #[serde(default)]
     pub max_send_wr: u32,
@@ -141,13 +145,16 @@ pub struct QueuePair {
     pub max_inline_data: u32,
     /// Work requests whose post failed, mostly because the send queue was full.
     #[serde(default)]
-    pub refused: u64,
+    #[serde(rename = "refused")]
+    pub refused_wrs: u64,
     /// Completions with an error.
     #[serde(default)]
-    pub failed: u64,
+    #[serde(rename = "failed")]
+    pub failed_completions: u64,
     /// Time from the first post to the send queue to the last; `None` if unknown.
     #[serde(default)]
-    pub posted: Option<TimeSpan>,
+    #[serde(rename = "posted")]
+    pub post_time_span: Option<TimeSpan>,
 }
 
 /// Postlists that reach the NIC by the same method.
@@ -164,7 +171,8 @@ pub struct PostlistsByMethod {
 #[serde(deny_unknown_fields)]
 pub struct PostlistsByLength {
     /// Most work requests of a postlist in this class; the shortest has more than half as many.
-    pub at_most: u64,
+    #[serde(rename = "at_most")]
+    pub max_postlist_len: u64,
     /// Postlists in this class.
     pub count: u64,
 }
@@ -178,7 +186,8 @@ pub struct PostedRecvs {
     /// Posted RECVs.
     pub count: u64,
     /// Sum of the RECVs' buffer lengths.
-    pub bytes: u64,
+    #[serde(rename = "bytes")]
+    pub buffer_bytes: u64,
 }
 
 /// Operations of one kind.
@@ -194,9 +203,10 @@ pub struct CountedOperations {
 /// Atomics on addresses with equal low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SlotCount {
+pub struct AtomicSlotCount {
     /// The low bits of the address.
-    pub slot: u32,
+    #[serde(rename = "slot")]
+    pub low_address_bits: u32,
     /// Atomics on addresses with these low bits.
     pub count: u64,
 }
@@ -206,7 +216,8 @@ pub struct SlotCount {
 #[serde(deny_unknown_fields)]
 pub struct RegisteredMemory {
     /// Most bytes that were registered at a time.
-    pub registered_bytes: u64,
+    #[serde(rename = "registered_bytes")]
+    pub max_registered_bytes: u64,
     /// Registered bytes in pages larger than 4 KiB.
     pub huge_page_bytes: u64,
 }
@@ -235,13 +246,16 @@ pub enum OpProfileError {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     /// Bounds of the program's own machine.
-    pub requester: Bounds,
+    #[serde(rename = "requester")]
+    pub own_machine_bounds: Bounds,
     /// Bounds of a peer, for its share of the operations.
-    pub responder: Bounds,
+    #[serde(rename = "responder")]
+    pub peer_bounds: Bounds,
     /// Rate of the slower machine, in 10^6 operations a second.
     pub rate_mops: f64,
     /// Side of the slower machine.
-    pub slower: Role,
+    #[serde(rename = "slower")]
+    pub slower_role: Role,
     /// Bottleneck of the slower machine.
     pub bottleneck: Resource,
 }
@@ -260,10 +274,17 @@ impl OperationProfile {
             let atomics = qp.atomics_of_known_address();
             let problems = [
                 (qp.postlists > sent, "more postlists than operations"),
-                (qp.runs > qp.postlists, "more runs than postlists"),
-                (sent > 0 && qp.runs == 0, "operations without a postlist"),
                 (
-                    qp.posted.is_some_and(|span| span.first_ns > span.last_ns),
+                    qp.unpolled_postlist_runs > qp.postlists,
+                    "more runs than postlists",
+                ),
+                (
+                    sent > 0 && qp.unpolled_postlist_runs == 0,
+                    "operations without a postlist",
+                ),
+                (
+                    qp.post_time_span
+                        .is_some_and(|span| span.first_ns > span.last_ns),
                     "posted last before it posted first",
                 ),
                 (atomics > sent, "more atomics than operations"),
@@ -313,19 +334,19 @@ impl QueuePair {
             transport,
             sent: Vec::new(),
             postlists: 0,
-            runs: 0,
+            unpolled_postlist_runs: 0,
             received: Vec::new(),
             max_outstanding: 0,
             mean_outstanding: 0.0,
             adjacent_reads: 0,
             atomics_by_low_address_bits: Vec::new(),
             postlist_lengths: Vec::new(),
-            recvs: PostedRecvs::default(),
+            posted_recvs: PostedRecvs::default(),
             max_send_wr: 0,
             max_inline_data: 0,
-            refused: 0,
-            failed: 0,
-            posted: None,
+            refused_wrs: 0,
+            failed_completions: 0,
+            post_time_span: None,
         }
     }
 
@@ -342,7 +363,7 @@ impl QueuePair {
     }
 
     /// Mean number of operations in a postlist; 1 without postlists.
-    pub fn mean_postlist(&self) -> f64 {
+    pub fn mean_postlist_len(&self) -> f64 {
         (count_to_f64(self.posted_operations()) / count_to_f64(self.postlists.max(1))).max(1.0)
     }
 
@@ -353,11 +374,14 @@ impl QueuePair {
     pub fn postlists_by_method(&self) -> Vec<PostlistsByMethod> {
         let operations = count_to_f64(self.posted_operations());
         let all = vec![PostlistsByMethod {
-            mean_len: self.mean_postlist(),
+            mean_len: self.mean_postlist_len(),
             work_request_share: 1.0,
         }];
         let known = saturating_sum(self.postlist_lengths.iter().map(|lengths| lengths.count));
-        let of_one = self.postlist_lengths.iter().find(|l| l.at_most == 1);
+        let of_one = self
+            .postlist_lengths
+            .iter()
+            .find(|l| l.max_postlist_len == 1);
         let singles = of_one.map_or(0, |lengths| lengths.count);
         let longer = known.saturating_sub(singles);
         let differs = known.abs_diff(self.postlists) > self.postlist_lengths.len() as u64;
@@ -379,7 +403,8 @@ impl QueuePair {
 
     /// Mean number of operations in a run, which could have been one postlist; 1 without runs.
     pub fn mean_operations_per_run(&self) -> f64 {
-        (count_to_f64(self.posted_operations()) / count_to_f64(self.runs.max(1))).max(1.0)
+        (count_to_f64(self.posted_operations()) / count_to_f64(self.unpolled_postlist_runs.max(1)))
+            .max(1.0)
     }
 
     /// Atomics whose address is known.
@@ -423,7 +448,7 @@ mod tests {
         let qp = QueuePair {
             sent: vec![CountedOperations { operation, count }],
             postlists,
-            runs: postlists,
+            unpolled_postlist_runs: postlists,
             ..QueuePair::new(0x12, Transport::Ud)
         };
         OperationProfile {
@@ -449,7 +474,7 @@ mod tests {
         assert!(sends(8, 10, 11).check().is_err());
         assert!(sends(8, 10, 0).check().is_err());
         let mut runs = profile;
-        runs.queue_pairs[0].runs = 6;
+        runs.queue_pairs[0].unpolled_postlist_runs = 6;
         let message = runs.check().expect_err("more runs").to_string();
         assert!(
             message.contains("0x12") && message.contains("runs"),

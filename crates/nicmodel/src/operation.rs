@@ -25,13 +25,16 @@ pub struct Operation {
     /// The payload is copied into the WQE (`IBV_SEND_INLINE`).
     pub inline: bool,
     /// SEND or WRITE with immediate: 4 bytes that arrive in the completion.
-    pub imm: bool,
+    #[serde(rename = "imm")]
+    pub has_imm: bool,
     /// Fraction of the operations that are signaled, 0 to 1.
-    pub signaled: f64,
+    #[serde(rename = "signaled")]
+    pub signaled_fraction: f64,
     /// Scatter/gather elements of a payload that is not inlined.
     pub num_sge: u32,
     /// The place where the responder's NIC puts the payload of a SEND.
-    pub receive: PayloadDestination,
+    #[serde(rename = "receive")]
+    pub payload_destination: PayloadDestination,
 }
 
 /// The place where the responder's NIC puts the payload of a SEND.
@@ -148,10 +151,10 @@ impl Operation {
             transport,
             payload_bytes,
             inline: false,
-            imm: false,
-            signaled: 0.0,
+            has_imm: false,
+            signaled_fraction: 0.0,
             num_sge: 1,
-            receive: PayloadDestination::Regular,
+            payload_destination: PayloadDestination::Regular,
         }
     }
 
@@ -167,14 +170,17 @@ impl Operation {
     /// The same operation with an immediate.
     #[must_use]
     pub fn with_imm(self) -> Self {
-        Self { imm: true, ..self }
+        Self {
+            has_imm: true,
+            ..self
+        }
     }
 
     /// The same operation with this fraction signaled.
     #[must_use]
     pub fn with_signaled_fraction(self, fraction: f64) -> Self {
         Self {
-            signaled: fraction,
+            signaled_fraction: fraction,
             ..self
         }
     }
@@ -182,7 +188,10 @@ impl Operation {
     /// The same operation with this receive method.
     #[must_use]
     pub fn with_recv_destination(self, receive: PayloadDestination) -> Self {
-        Self { receive, ..self }
+        Self {
+            payload_destination: receive,
+            ..self
+        }
     }
 
     /// A header-only SEND: no payload, and 4 bytes of immediate.
@@ -219,14 +228,14 @@ impl Operation {
 
     /// Returns true if the operation consumes a RECV of the responder.
     pub fn consumes_recv(&self) -> bool {
-        self.verb == Verb::Send || (self.verb == Verb::RdmaWrite && self.imm)
+        self.verb == Verb::Send || (self.verb == Verb::RdmaWrite && self.has_imm)
     }
 
     /// Returns true if the payload arrives within the CQE of the RECV.
     pub fn arrives_in_cqe(&self, profile: &Profile) -> bool {
         let limit = profile.wqe.inline_recv_bytes.as_ref();
         self.verb == Verb::Send
-            && self.receive == PayloadDestination::Inline
+            && self.payload_destination == PayloadDestination::Inline
             && self.payload_bytes > 0
             && limit.is_some_and(|limit| self.payload_bytes <= limit.value)
     }
@@ -271,11 +280,11 @@ impl Operation {
         if self.inline && payload_bytes > max {
             return Err(OperationError::InlineTooLong { payload_bytes, max });
         }
-        if self.imm && !verb.carries_payload_in_request() {
+        if self.has_imm && !verb.carries_payload_in_request() {
             return Err(OperationError::NoImmediate(verb));
         }
         let ranges = [
-            ("signaled", self.signaled, 0.0, 1.0),
+            ("signaled", self.signaled_fraction, 0.0, 1.0),
             ("num_sge", f64::from(self.num_sge), 1.0, f64::from(MAX_SGES)),
         ];
         for (name, value, low, high) in ranges {

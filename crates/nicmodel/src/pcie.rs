@@ -101,7 +101,8 @@ pub struct Transactions {
     /// Data of the transactions.
     pub data_bytes: f64,
     /// Cache lines of host memory or MMIO space that the data touches, counted for each DMA separately.
-    pub lines: f64,
+    #[serde(rename = "lines")]
+    pub cache_lines: f64,
     /// Packets to the device.
     pub tlps_to_device: f64,
     /// Packets to the host.
@@ -125,7 +126,7 @@ impl Transactions {
             purpose,
             count,
             data_bytes: count * f64::from(bytes),
-            lines: count,
+            cache_lines: count,
             tlps_to_device: count,
             tlps_to_host: 0.0,
             header_bytes_to_device: count * header,
@@ -147,7 +148,7 @@ impl Transactions {
             purpose,
             count,
             data_bytes: count * to_f64(bytes),
-            lines: count * piece_count(bytes, CACHE_LINE_BYTES),
+            cache_lines: count * piece_count(bytes, CACHE_LINE_BYTES),
             tlps_to_device: completions,
             tlps_to_host: requests,
             header_bytes_to_device: completions * f64::from(pcie.completion_header_bytes.value),
@@ -168,7 +169,7 @@ impl Transactions {
             purpose,
             count,
             data_bytes: count * to_f64(bytes),
-            lines: count * piece_count(bytes, CACHE_LINE_BYTES),
+            cache_lines: count * piece_count(bytes, CACHE_LINE_BYTES),
             tlps_to_device: 0.0,
             tlps_to_host: packets,
             header_bytes_to_device: 0.0,
@@ -199,7 +200,7 @@ impl Transactions {
             purpose: self.purpose,
             count: self.count * factor,
             data_bytes: self.data_bytes * factor,
-            lines: self.lines * factor,
+            cache_lines: self.cache_lines * factor,
             tlps_to_device: self.tlps_to_device * factor,
             tlps_to_host: self.tlps_to_host * factor,
             header_bytes_to_device: self.header_bytes_to_device * factor,
@@ -212,7 +213,7 @@ impl Transactions {
             purpose: self.purpose,
             count: self.count + other.count,
             data_bytes: self.data_bytes + other.data_bytes,
-            lines: self.lines + other.lines,
+            cache_lines: self.cache_lines + other.cache_lines,
             tlps_to_device: self.tlps_to_device + other.tlps_to_device,
             tlps_to_host: self.tlps_to_host + other.tlps_to_host,
             header_bytes_to_device: self.header_bytes_to_device + other.header_bytes_to_device,
@@ -222,27 +223,27 @@ impl Transactions {
 }
 
 /// Bandwidth of the link in one direction, in 10^6 bytes a second.
-pub fn bandwidth_mbps(profile: &Profile) -> f64 {
+pub fn bandwidth_mbytes_per_s(profile: &Profile) -> f64 {
     f64::from(profile.pcie.lanes.value) * profile.pcie.lane_mbps.value
 }
 
 /// Data rate of DMA reads with full completions, in 10^6 bytes a second: section 5.2.1 of the paper, 13443 on
 /// Connect-IB. Link-layer packets are not subtracted.
-pub fn dma_read_mbps(profile: &Profile) -> f64 {
+pub fn dma_read_mbytes_per_s(profile: &Profile) -> f64 {
     let data = f64::from(profile.pcie.read_completion_bytes.value);
     let header = f64::from(profile.pcie.completion_header_bytes.value);
-    bandwidth_mbps(profile) * data / (data + header)
+    bandwidth_mbytes_per_s(profile) * data / (data + header)
 }
 
 /// Upper limit of MMIO writes of one cache line, in 10^6 a second: section 5.2.1 of the paper has 175 for Connect-IB.
 /// Link-layer packets are not subtracted.
 pub fn max_mmio_line_mops(profile: &Profile) -> f64 {
     let header = f64::from(profile.pcie.request_header_bytes.value);
-    bandwidth_mbps(profile) / (f64::from(CACHE_LINE_BYTES) + header)
+    bandwidth_mbytes_per_s(profile) / (f64::from(CACHE_LINE_BYTES) + header)
 }
 
 /// Bytes to the device for writing `bytes` bytes by MMIO (Figure 2b of the paper).
-pub fn mmio_bytes_to_device(profile: &Profile, bytes: u32) -> f64 {
+pub fn bytes_to_device_for_mmio_write(profile: &Profile, bytes: u32) -> f64 {
     let count = piece_count(u64::from(bytes), CACHE_LINE_BYTES);
     Transactions::mmio(
         profile,
@@ -254,7 +255,7 @@ pub fn mmio_bytes_to_device(profile: &Profile, bytes: u32) -> f64 {
 }
 
 /// Bytes to the device for reading `bytes` bytes by one DMA (Figure 2b of the paper).
-pub fn dma_read_bytes_to_device(profile: &Profile, bytes: u32) -> f64 {
+pub fn bytes_to_device_for_dma_read(profile: &Profile, bytes: u32) -> f64 {
     Transactions::dma_read(profile, TransactionPurpose::WqeFetch, 1.0, u64::from(bytes))
         .bytes_to_device()
 }

@@ -22,10 +22,10 @@ pub struct PublishedNumber {
     pub unit: &'static str,
     /// The publication, and the place in it.
     #[serde(rename = "where")]
-    pub place: &'static str,
+    pub place_in_publication: &'static str,
 }
 
-static ALL: LazyLock<Vec<PublishedNumber>> = LazyLock::new(|| {
+static PUBLISHED_NUMBERS: LazyLock<Vec<PublishedNumber>> = LazyLock::new(|| {
     let lines = include_str!("../data/published.csv").lines().skip(1);
     lines.filter_map(parse).collect()
 });
@@ -37,18 +37,20 @@ fn parse(line: &'static str) -> Option<PublishedNumber> {
         nic: fields.next()?,
         value: fields.next()?.parse().ok()?,
         unit: fields.next()?,
-        place: fields.next()?,
+        place_in_publication: fields.next()?,
     })
 }
 
 /// Returns every published number of the table.
-pub fn all() -> &'static [PublishedNumber] {
-    &ALL
+pub fn all_published_numbers() -> &'static [PublishedNumber] {
+    &PUBLISHED_NUMBERS
 }
 
 /// Returns the published number with this id.
-pub fn get(id: &str) -> Option<&'static PublishedNumber> {
-    ALL.iter().find(|published| published.id == id)
+pub fn published_number_by_id(id: &str) -> Option<&'static PublishedNumber> {
+    PUBLISHED_NUMBERS
+        .iter()
+        .find(|published| published.id == id)
 }
 
 #[cfg(test)]
@@ -58,11 +60,15 @@ mod tests {
     #[test]
     fn every_line_is_read_and_every_name_is_one() {
         let lines = include_str!("../data/published.csv").lines().count();
-        assert_eq!(all().len(), lines - 1);
-        for published in all() {
-            assert_eq!(get(published.id), Some(published));
+        assert_eq!(all_published_numbers().len(), lines - 1);
+        for published in all_published_numbers() {
+            assert_eq!(published_number_by_id(published.id), Some(published));
             assert!(published.value.is_finite(), "{}", published.id);
-            assert!(!published.place.is_empty(), "{}", published.id);
+            assert!(
+                !published.place_in_publication.is_empty(),
+                "{}",
+                published.id
+            );
         }
     }
 }

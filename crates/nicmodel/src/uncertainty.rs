@@ -31,7 +31,7 @@ pub const MIN_ERROR_COUNT: usize = 4;
 
 /// The prediction for a published rate, without a fit to this rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PredictedRate {
+pub struct UnfittedPrediction {
     /// Id of the published rate.
     pub id: &'static str,
     /// The cluster or NIC of the published rate.
@@ -46,7 +46,7 @@ pub struct PredictedRate {
     pub predicted_mops: f64,
 }
 
-impl PredictedRate {
+impl UnfittedPrediction {
     /// The logarithm of the published over the predicted rate.
     pub fn log_error(&self) -> f64 {
         (self.published_mops / self.predicted_mops).ln()
@@ -64,25 +64,27 @@ pub struct LikelyRange {
 
 const ERRORS_CSV: &str = include_str!("../data/errors.csv");
 
-const HEADER: &str = "id,bottleneck,how,published,predicted,error";
+const ERRORS_CSV_HEADER: &str = "id,bottleneck,how,published,predicted,error";
 
-static ALL: LazyLock<Vec<PredictedRate>> = LazyLock::new(|| {
+static UNFITTED_PREDICTIONS: LazyLock<Vec<UnfittedPrediction>> = LazyLock::new(|| {
     // A test parses the table. Without it, predictions have no range.
     parse(ERRORS_CSV).unwrap_or_default()
 });
 
 /// Returns the predictions for published rates that no number was fitted to.
-pub fn unfitted_predictions() -> &'static [PredictedRate] {
-    &ALL
+pub fn unfitted_predictions() -> &'static [UnfittedPrediction] {
+    &UNFITTED_PREDICTIONS
 }
 
-fn parse(text: &'static str) -> Result<Vec<PredictedRate>, String> {
+fn parse(text: &'static str) -> Result<Vec<UnfittedPrediction>, String> {
     let mut lines = text.lines();
     let header = lines.next().unwrap_or_default();
-    if header != HEADER {
-        return Err(format!("line 1 is {header:?} and must be {HEADER:?}"));
+    if header != ERRORS_CSV_HEADER {
+        return Err(format!(
+            "line 1 is {header:?} and must be {ERRORS_CSV_HEADER:?}"
+        ));
     }
-    let mut rows: Vec<PredictedRate> = Vec::new();
+    let mut rows: Vec<UnfittedPrediction> = Vec::new();
     for (number, line) in (2..).zip(lines) {
         let row = parse_line(line).map_err(|why| format!("line {number}, {line:?}: {why}"))?;
         if rows.iter().any(|known| known.id == row.id) {
@@ -93,7 +95,7 @@ fn parse(text: &'static str) -> Result<Vec<PredictedRate>, String> {
     Ok(rows)
 }
 
-fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
+fn parse_line(line: &'static str) -> Result<UnfittedPrediction, String> {
     let fields: Vec<&'static str> = line.split(',').collect();
     let [id, bottleneck, how, published, predicted, error] = fields[..] else {
         return Err(format!("{} fields instead of 6", fields.len()));
@@ -111,8 +113,9 @@ fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
         rate if rate > 0.0 => Ok(rate),
         _ => Err(format!("{text:?} is no rate above 0")),
     };
-    let known = published::get(id).ok_or_else(|| format!("{id:?} is no published number"))?;
-    let row = PredictedRate {
+    let known = published::published_number_by_id(id)
+        .ok_or_else(|| format!("{id:?} is no published number"))?;
+    let row = UnfittedPrediction {
         id,
         nic: known.nic,
         bottleneck: match bottleneck {
@@ -142,7 +145,7 @@ fn resource_from_name(name: &str) -> Result<Resource, String> {
     clippy::cast_precision_loss,
     reason = "counts of published numbers are small"
 )]
-fn error_rank(count: usize) -> usize {
+fn rank_of_covering_error(count: usize) -> usize {
     (COVERED_SHARE * (count as f64 + 1.0) - 1e-9).ceil() as usize
 }
 
@@ -150,16 +153,18 @@ fn error_rank(count: usize) -> usize {
 fn covered_error_size(errors: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
     sizes.sort_unstable_by(f64::total_cmp);
-    sizes.get(error_rank(sizes.len()).checked_sub(1)?).copied()
+    sizes
+        .get(rank_of_covering_error(sizes.len()).checked_sub(1)?)
+        .copied()
 }
 
 /// Returns the half-width of the range of a rate with this bottleneck, as a logarithm.
-fn log_half_width(rows: &[PredictedRate], bottleneck: Option<Resource>) -> Option<f64> {
+fn log_half_width(rows: &[UnfittedPrediction], bottleneck: Option<Resource>) -> Option<f64> {
     let same = rows
         .iter()
         .filter(|row| bottleneck.is_some() && row.bottleneck == bottleneck);
-    let all = || rows.iter().map(PredictedRate::log_error);
-    let width = covered_error_size(same.map(PredictedRate::log_error))
+    let all = || rows.iter().map(UnfittedPrediction::log_error);
+    let width = covered_error_size(same.map(UnfittedPrediction::log_error))
         .or_else(|| covered_error_size(all()))?;
     Some(width.max(median_magnitude(all())))
 }
@@ -172,7 +177,7 @@ fn median_magnitude(errors: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn range_from_errors(
-    rows: &[PredictedRate],
+    rows: &[UnfittedPrediction],
     bottleneck: Option<Resource>,
     mops: f64,
 ) -> Option<LikelyRange> {
@@ -191,7 +196,7 @@ pub fn likely_range_of_rate(bottleneck: Resource, mops: f64) -> Option<LikelyRan
 /// Returns the range in which the rate of a mix probably lies. `None` if a resource is unknown, which may make the rate
 /// much lower.
 pub fn likely_range_of_mix(bounds: &Bounds) -> Option<LikelyRange> {
-    if !bounds.unknown.is_empty() {
+    if !bounds.unknown_resources.is_empty() {
         return None;
     }
     likely_range_of_rate(bounds.bottleneck()?, bounds.predicted_mops?)
@@ -200,13 +205,13 @@ pub fn likely_range_of_mix(bounds: &Bounds) -> Option<LikelyRange> {
 /// Returns the largest relative gain that is within the noise of the model, for a change of the program after which
 /// `after` is the bottleneck instead of `before`.
 pub fn noise_of_gain(before: Resource, after: Resource) -> f64 {
-    let mut noises = NOISES.iter();
+    let mut noises = NOISE_OF_GAINS.iter();
     let found = noises.find(|known| (known.0, known.1) == (before, after));
     found.map_or(0.0, |known| known.2)
 }
 
 /// The noise of gains, by the bottlenecks before and after.
-static NOISES: LazyLock<Vec<(Resource, Resource, f64)>> = LazyLock::new(|| {
+static NOISE_OF_GAINS: LazyLock<Vec<(Resource, Resource, f64)>> = LazyLock::new(|| {
     let mut noises = Vec::new();
     for before in Resource::ALL {
         for after in Resource::ALL {
@@ -220,8 +225,8 @@ static NOISES: LazyLock<Vec<(Resource, Resource, f64)>> = LazyLock::new(|| {
     noises
 });
 
-fn noise_from_error_pairs(rows: &[PredictedRate], before: Resource, after: Resource) -> f64 {
-    let pairs = |is_pair: &dyn Fn(&PredictedRate, &PredictedRate) -> bool| {
+fn noise_from_error_pairs(rows: &[UnfittedPrediction], before: Resource, after: Resource) -> f64 {
+    let pairs = |is_pair: &dyn Fn(&UnfittedPrediction, &UnfittedPrediction) -> bool| {
         let mut errors = Vec::new();
         for (at, one) in rows.iter().enumerate() {
             for other in &rows[at + 1..] {
@@ -235,7 +240,7 @@ fn noise_from_error_pairs(rows: &[PredictedRate], before: Resource, after: Resou
         }
         covered_error_size(errors.into_iter())
     };
-    let alike = |one: &PredictedRate, other: &PredictedRate| {
+    let alike = |one: &UnfittedPrediction, other: &UnfittedPrediction| {
         one.bottleneck == Some(before) && other.bottleneck == Some(after)
     };
     let noise = pairs(&alike).or_else(|| pairs(&|_, _| true));
@@ -252,7 +257,7 @@ mod tests {
         assert_eq!(rows.len(), ERRORS_CSV.lines().count() - 1);
         assert!(rows.len() >= 20, "{}", rows.len());
         for row in unfitted_predictions() {
-            let known = published::get(row.id).expect("published");
+            let known = published::published_number_by_id(row.id).expect("published");
             assert_eq!(row.published_mops, known.value, "{}", row.id);
         }
     }
@@ -299,8 +304,8 @@ mod tests {
         }
     }
 
-    fn rows(bottleneck: Resource, errors: &[f64]) -> Vec<PredictedRate> {
-        let row = |error: &f64| PredictedRate {
+    fn rows(bottleneck: Resource, errors: &[f64]) -> Vec<UnfittedPrediction> {
+        let row = |error: &f64| UnfittedPrediction {
             id: "seq_rpc_base_1c",
             nic: "CIB",
             bottleneck: Some(bottleneck),
@@ -313,9 +318,9 @@ mod tests {
 
     #[test]
     fn a_range_has_the_error_that_four_of_five_stay_below() {
-        assert_eq!([3, 4, 5, 8, 9].map(error_rank), [4, 4, 5, 8, 8]);
+        assert_eq!([3, 4, 5, 8, 9].map(rank_of_covering_error), [4, 4, 5, 8, 8]);
         let mut all = rows(Resource::Cpu, &[0.1, -0.3, 0.2, -0.05]);
-        let range = |all: &[PredictedRate], resource| {
+        let range = |all: &[UnfittedPrediction], resource| {
             let range = range_from_errors(all, Some(resource), 10.0).expect("errors");
             [(10.0 / range.low_mops).ln(), (range.high_mops / 10.0).ln()]
         };
@@ -344,7 +349,7 @@ mod tests {
     #[test]
     fn the_noise_of_a_gain_is_that_of_ratios() {
         let mut all = rows(Resource::Cpu, &[0.30, 0.31, 0.32, 0.33]);
-        let logarithm = |all: &[PredictedRate], before, after| {
+        let logarithm = |all: &[UnfittedPrediction], before, after| {
             noise_from_error_pairs(all, before, after).ln_1p()
         };
         // Six pairs: three differ by 0.01, two by 0.02, one by 0.03.

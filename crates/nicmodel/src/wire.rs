@@ -33,9 +33,11 @@ pub struct PacketCost {
     /// Number of packets.
     pub count: f64,
     /// Bytes of the packets with all headers, without the gaps between packets.
-    pub bytes: f64,
+    #[serde(rename = "bytes")]
+    pub bytes_without_gaps: f64,
     /// Number of packets that are READ responses. The gaps between those are larger (`port.read_response_gap_bytes`).
-    pub read_responses: f64,
+    #[serde(rename = "read_responses")]
+    pub read_response_packets: f64,
 }
 
 impl PacketCost {
@@ -43,24 +45,24 @@ impl PacketCost {
     pub fn link_bytes_with_gaps(&self, profile: &Profile) -> f64 {
         let port = &profile.port;
         let response = port.read_response_gap_bytes.as_ref();
-        self.bytes
+        self.bytes_without_gaps
             + self.count * port.packet_gap_bytes.value
-            + self.read_responses * response.map_or(0.0, |gap| gap.value)
+            + self.read_response_packets * response.map_or(0.0, |gap| gap.value)
     }
 
     pub(crate) fn scaled(self, factor: f64) -> Self {
         Self {
             count: self.count * factor,
-            bytes: self.bytes * factor,
-            read_responses: self.read_responses * factor,
+            bytes_without_gaps: self.bytes_without_gaps * factor,
+            read_response_packets: self.read_response_packets * factor,
         }
     }
 
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             count: self.count + other.count,
-            bytes: self.bytes + other.bytes,
-            read_responses: self.read_responses + other.read_responses,
+            bytes_without_gaps: self.bytes_without_gaps + other.bytes_without_gaps,
+            read_response_packets: self.read_response_packets + other.read_response_packets,
         }
     }
 }
@@ -85,7 +87,7 @@ pub fn packets_of_operation(profile: &Profile, operation: &Operation) -> Operati
         |extended: u32, payload: u32| f64::from(around + BTH_BYTES + extended + pad4(payload));
     let one = |bytes: f64| PacketCost {
         count: 1.0,
-        bytes,
+        bytes_without_gaps: bytes,
         ..PacketCost::default()
     };
     // A message has the headers `first` in its first packet, `last` in its last, and `every` in each.
@@ -95,11 +97,14 @@ pub fn packets_of_operation(profile: &Profile, operation: &Operation) -> Operati
         let headers = f64::from(around + BTH_BYTES + every) * packets;
         PacketCost {
             count: packets,
-            bytes: headers + f64::from(first + last) + f64::from(payload) + f64::from(padding),
-            read_responses: 0.0,
+            bytes_without_gaps: headers
+                + f64::from(first + last)
+                + f64::from(payload)
+                + f64::from(padding),
+            read_response_packets: 0.0,
         }
     };
-    let imm = if operation.imm { IMM_BYTES } else { 0 };
+    let imm = if operation.has_imm { IMM_BYTES } else { 0 };
     let payload = operation.payload_bytes;
     let ack = if operation.transport.is_reliable() {
         one(packet(AETH_BYTES, 0))
@@ -129,7 +134,7 @@ pub fn packets_of_operation(profile: &Profile, operation: &Operation) -> Operati
             OperationPackets {
                 to_responder: one(packet(RETH_BYTES, 0)),
                 to_requester: PacketCost {
-                    read_responses: responses,
+                    read_response_packets: responses,
                     ..message(0, AETH_BYTES, further, payload)
                 },
             }
@@ -159,17 +164,20 @@ fn pad4(payload: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::builtin;
+    use crate::profile::builtin_profile;
 
     fn cib() -> &'static Profile {
-        builtin("cib").expect("built in")
+        builtin_profile("cib").expect("built in")
     }
 
     #[test]
     fn packets_of_infiniband() {
         let bytes = |operation: Operation| {
             let exchange = packets_of_operation(cib(), &operation);
-            (exchange.to_responder.bytes, exchange.to_requester.bytes)
+            (
+                exchange.to_responder.bytes_without_gaps,
+                exchange.to_requester.bytes_without_gaps,
+            )
         };
         let new = Operation::new;
         // LRH 8, BTH 12, DETH 8, ICRC 4, VCRC 2, and the immediate.
@@ -196,21 +204,23 @@ mod tests {
         let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 10_000);
         let sent = packets_of_operation(cib(), &write).to_responder;
         assert_eq!(sent.count, 3.0);
-        assert_eq!(sent.bytes, 3.0 * 26.0 + 16.0 + 10_000.0);
+        assert_eq!(sent.bytes_without_gaps, 3.0 * 26.0 + 16.0 + 10_000.0);
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, 10_000);
         let answer = packets_of_operation(cib(), &read).to_requester;
         assert_eq!(
-            (answer.count, answer.bytes),
+            (answer.count, answer.bytes_without_gaps),
             (3.0, 3.0 * 26.0 + 8.0 + 10_000.0)
         );
     }
 
     #[test]
     fn roce_packets_are_longer() {
-        let bf2 = builtin("bf2").expect("built in");
+        let bf2 = builtin_profile("bf2").expect("built in");
         let send = Operation::new(Verb::Send, Transport::Ud, 8);
         assert_eq!(
-            packets_of_operation(bf2, &send).to_responder.bytes,
+            packets_of_operation(bf2, &send)
+                .to_responder
+                .bytes_without_gaps,
             50.0 + 12.0 + 8.0 + 8.0
         );
     }

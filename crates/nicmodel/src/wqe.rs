@@ -9,7 +9,7 @@ pub const CACHE_LINE_BYTES: u32 = 64;
 
 /// Returns the size of a WQE's header, with the size field of inlined data (Table 1 of the paper).
 ///
-/// - The WQE of a RECV has no header; its size is [`Wqe::recv_bytes`](crate::profile::Wqe::recv_bytes).
+/// - The WQE of a RECV has no header; its size is [`WqeSizes::recv_bytes`](crate::profile::WqeSizes::recv_bytes).
 /// - For atomics the result is the size of the WQE without its scatter/gather element.
 pub fn header_bytes(profile: &Profile, verb: Verb, transport: Transport) -> u32 {
     let wqe = &profile.wqe;
@@ -30,7 +30,7 @@ pub fn cache_line_count(bytes: u32) -> u32 {
 
 /// Returns the cache lines that `bytes` bytes from this address touch, as a processor's PCIe counters count a DMA.
 /// For example, 4 bytes across a line boundary touch 2.
-pub fn lines_touched(address: u64, bytes: u64) -> u64 {
+pub fn cache_lines_touched(address: u64, bytes: u64) -> u64 {
     let line = u64::from(CACHE_LINE_BYTES);
     match bytes.checked_sub(1) {
         None => 0,

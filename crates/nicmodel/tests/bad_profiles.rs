@@ -1,19 +1,22 @@
 //! Tests of wrong profiles: each is refused with its line, its key and the permitted values.
 
-use nicmodel::profile::{Profile, ProfileError, TEMPLATE, builtins};
+use nicmodel::profile::{PROFILE_TEMPLATE_TOML, Profile, ProfileError, builtin_profiles};
 use proptest::prelude::*;
 
 /// Returns the template with the line that begins with `key` replaced, and that line's number.
 fn with(key: &str, line: &str) -> (String, usize) {
     let mut number = 0;
-    let lines = TEMPLATE.lines().enumerate().map(|(index, old)| {
-        if number == 0 && old.starts_with(key) {
-            number = index + 1;
-            line
-        } else {
-            old
-        }
-    });
+    let lines = PROFILE_TEMPLATE_TOML
+        .lines()
+        .enumerate()
+        .map(|(index, old)| {
+            if number == 0 && old.starts_with(key) {
+                number = index + 1;
+                line
+            } else {
+                old
+            }
+        });
     let text: Vec<_> = lines.collect();
     assert_ne!(number, 0, "the template has no {key}");
     (text.join("\n"), number)
@@ -93,7 +96,7 @@ fn impossible_dpus() {
         ("cores", "", "missing field `cores`"),
     ];
     for (wrong, value, says) in cases {
-        let mut text = format!("{TEMPLATE}\n[dpu]\n");
+        let mut text = format!("{PROFILE_TEMPLATE_TOML}\n[dpu]\n");
         for (key, good) in DPU {
             let value = if key == wrong { value } else { good };
             if !value.is_empty() {
@@ -237,7 +240,7 @@ fn wqes_must_fit_the_largest() {
 
 #[test]
 fn a_wait_of_units_needs_units() {
-    let text = TEMPLATE.replace("units = { value", "# units = { value");
+    let text = PROFILE_TEMPLATE_TOML.replace("units = { value", "# units = { value");
     let message = Profile::parse(&text)
         .expect_err("units are needed")
         .to_string();
@@ -250,7 +253,7 @@ fn a_wait_of_units_needs_units() {
 
 #[test]
 fn every_number_is_listed_with_its_evidence() {
-    for profile in builtins() {
+    for profile in builtin_profiles() {
         let numbers = profile.numbers();
         assert!(numbers.len() > 20, "{}", profile.name);
         for number in numbers {
@@ -267,8 +270,8 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_makes_it_panic(at in 0..TEMPLATE.len(), byte in any::<u8>()) {
-        let mut bytes = TEMPLATE.as_bytes().to_vec();
+    fn no_damage_makes_it_panic(at in 0..PROFILE_TEMPLATE_TOML.len(), byte in any::<u8>()) {
+        let mut bytes = PROFILE_TEMPLATE_TOML.as_bytes().to_vec();
         bytes[at] = byte;
         if let Ok(text) = String::from_utf8(bytes) {
             // Damage within a comment or a word of evidence does no harm.

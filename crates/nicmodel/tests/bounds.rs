@@ -2,12 +2,14 @@
 
 use nicmodel::bounds::Resource;
 use nicmodel::mixes::{self, NumberBasis};
-use nicmodel::profile::{Profile, builtin, builtins};
-use nicmodel::{Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, locks, published};
+use nicmodel::profile::{Profile, builtin_profile, builtin_profiles};
+use nicmodel::{
+    Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, atomic_locks, published,
+};
 use proptest::prelude::*;
 
 fn nic(name: &str) -> &'static Profile {
-    builtin(name).expect("built in")
+    builtin_profile(name).expect("built in")
 }
 
 fn bounds(profile: &Profile, mix: &Mix) -> Bounds {
@@ -19,12 +21,17 @@ fn rate(profile: &Profile, mix: &Mix) -> f64 {
 }
 
 fn named(profile: &Profile, name: &str) -> Bounds {
-    bounds(profile, &mixes::get(profile, name).expect("a mix").mix)
+    bounds(
+        profile,
+        &mixes::mix_by_name(profile, name).expect("a mix").mix,
+    )
 }
 
 #[track_caller]
 fn printed(id: &str) -> f64 {
-    published::get(id).expect("a published number").value
+    published::published_number_by_id(id)
+        .expect("a published number")
+        .value
 }
 
 fn ud_send(payload: u32, postlist: f64) -> MixOperation {
@@ -39,9 +46,9 @@ fn ud_send(payload: u32, postlist: f64) -> MixOperation {
 #[test]
 fn published_rates_within_3_percent_where_fitted_and_10_where_predicted() {
     let (mut fitted, mut predicted) = (0, 0);
-    for profile in builtins() {
+    for profile in builtin_profiles() {
         for named in mixes::executable_mixes(profile) {
-            let Some(published) = named.published else {
+            let Some(published) = named.published_rate else {
                 continue;
             };
             let ours = rate(profile, &named.mix);
@@ -197,7 +204,7 @@ fn atomics_over_the_number_of_counters() {
     let cib = nic("cib");
     let with = |counters: u64| {
         let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
-        let slots = locks::lock_count_of_counters(cib, counters, 8).expect("known");
+        let slots = atomic_locks::lock_count_of_counters(cib, counters, 8).expect("known");
         rate(
             cib,
             &Mix::new(vec![
@@ -285,7 +292,7 @@ fn published_gains() {
 fn page_aligned_records_serialize() {
     let cib = nic("cib");
     let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
-    let slots = locks::lock_count_of_counters(cib, 1 << 20, 4096).expect("known");
+    let slots = atomic_locks::lock_count_of_counters(cib, 1 << 20, 4096).expect("known");
     let mix = Mix::new(vec![
         MixOperation::new(atomic, Role::Responder).on_lock_slots(slots),
     ]);
@@ -301,16 +308,22 @@ fn what_is_unknown_is_named() {
     let mut bare = nic("cib").clone();
     (bare.host.post_wqe_ns, bare.processing.send_ns) = (None, None);
     let send = named(&bare, "ud-send");
-    assert_eq!(send.unknown, [Resource::Cpu, Resource::NicOutbound]);
+    assert_eq!(
+        send.unknown_resources,
+        [Resource::Cpu, Resource::NicOutbound]
+    );
     let reads = named(nic("cx3"), "outbound-read");
-    assert_eq!(reads.unknown, [Resource::Cpu, Resource::QueuePairUnits]);
+    assert_eq!(
+        reads.unknown_resources,
+        [Resource::Cpu, Resource::QueuePairUnits]
+    );
     for mix in mixes::executable_mixes(nic("cib")) {
         let bounds = bounds(nic("cib"), &mix.mix);
         assert!(
-            bounds.unknown.is_empty(),
+            bounds.unknown_resources.is_empty(),
             "{}: {:?}",
             mix.name,
-            bounds.unknown
+            bounds.unknown_resources
         );
     }
 }
@@ -326,8 +339,8 @@ fn wrong_mixes_are_refused() {
         Mix::new(vec![ud_send(8, f64::INFINITY)]),
         Mix::new(vec![load.clone()]).on_cores(0),
         Mix {
-            shared_ns: 2.0,
-            app_ns: 1.0,
+            serialized_app_ns_per_request: 2.0,
+            app_ns_per_request: 1.0,
             ..Mix::new(vec![load])
         },
     ];
@@ -353,7 +366,7 @@ prop_compose! {
         let payload_bytes = verb.fixed_payload_bytes().unwrap_or(payload);
         let operation = Operation {
             inline,
-            imm,
+            has_imm: imm,
             num_sge,
             ..Operation::new(verb, transport, payload_bytes).with_signaled_fraction(signaled)
         };
@@ -369,7 +382,7 @@ fn possible_load() -> impl Strategy<Value = MixOperation> {
         if !operation.transport.carries(operation.verb) {
             operation.transport = Transport::Rc;
         }
-        operation.imm &= operation.verb.carries_payload_in_request();
+        operation.has_imm &= operation.verb.carries_payload_in_request();
         operation.inline &= operation.verb.carries_payload_in_request();
         if operation.inline {
             operation.payload_bytes %= 400;
@@ -382,7 +395,7 @@ proptest! {
     /// Every operation is refused or has a rate.
     #[test]
     fn every_load_has_a_rate_or_a_reason(load in any_load(), which in 0usize..4, cores in 1u32..64) {
-        let profile = &builtins()[which];
+        let profile = &builtin_profiles()[which];
         let possible = load.operation.check_executable(profile).is_ok();
         let result = Bounds::of(profile, &Mix::new(vec![load]).on_cores(cores));
         prop_assert_eq!(result.is_ok(), possible);

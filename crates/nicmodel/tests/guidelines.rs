@@ -1,11 +1,12 @@
 //! Property tests of the guidelines: a document is refused or judged, and following the advice raises the predicted
 //! rate.
 
-use nicmodel::guidelines::{ALL, advise};
+use nicmodel::guidelines::{ALL_GUIDELINES, advise};
 use nicmodel::op_profile::{
-    CountedOperations, OperationProfile, QueuePair, RegisteredMemory, SlotCount, Thread, VERSION,
+    AtomicSlotCount, CountedOperations, OperationProfile, QueuePair, RegisteredMemory, Thread,
+    VERSION,
 };
-use nicmodel::profile::builtins;
+use nicmodel::profile::builtin_profiles;
 use nicmodel::{Operation, PayloadDestination, Transport, Verb};
 use proptest::prelude::*;
 
@@ -27,9 +28,9 @@ prop_compose! {
         let payload = verb.fixed_payload_bytes().unwrap_or(payload);
         let mut operation = Operation::new(verb, transport, payload).with_signaled_fraction(signaled);
         operation.inline = inline;
-        operation.imm = imm;
+        operation.has_imm = imm;
         if inline_recv {
-            operation.receive = PayloadDestination::Inline;
+            operation.payload_destination = PayloadDestination::Inline;
         }
         CountedOperations { operation, count }
     }
@@ -49,10 +50,10 @@ prop_compose! {
             sent,
             received,
             postlists: lists.0,
-            runs: lists.1,
+            unpolled_postlist_runs: lists.1,
             adjacent_reads: lists.2,
             mean_outstanding,
-            atomics_by_low_address_bits: slots.iter().map(|&(slot, count)| SlotCount { slot, count }).collect(),
+            atomics_by_low_address_bits: slots.iter().map(|&(slot, count)| AtomicSlotCount { low_address_bits: slot, count }).collect(),
             ..QueuePair::new(qpn, transport)
         }
     }
@@ -71,8 +72,8 @@ prop_compose! {
             complete: true,
             queue_pairs,
             threads: (0..threads).map(thread).collect(),
-            peers,
-            memory: RegisteredMemory { registered_bytes: memory.0, huge_page_bytes: memory.1 },
+            peer_count: peers,
+            memory: RegisteredMemory { max_registered_bytes: memory.0, huge_page_bytes: memory.1 },
             ..OperationProfile::default()
         }
     }
@@ -81,18 +82,18 @@ prop_compose! {
 proptest! {
     #[test]
     fn no_document_makes_it_panic(document in document(), which in 0usize..4) {
-        let profile = &builtins()[which];
+        let profile = &builtin_profiles()[which];
         let text = serde_json::to_string(&document).expect("JSON");
         let back: OperationProfile = serde_json::from_str(&text).expect("the same");
         // `check` may refuse a document that contradicts itself; the model must still not panic.
         let _refused = back.check();
         if let Ok(advice) = advise(&document, profile) {
             for one in advice {
-                let gain = one.gain.map_or(0.0, |gain| gain.relative);
+                let gain = one.gain.map_or(0.0, |gain| gain.relative_gain);
                 prop_assert!(gain > -1.0 && !gain.is_nan(), "{one:?}");
             }
         }
-        for guideline in ALL {
+        for guideline in ALL_GUIDELINES {
             let _changed = (guideline.program_after_change)(&document, profile);
         }
     }

@@ -1,19 +1,21 @@
 //! Tests of every published count and byte figure against the model.
 
 use nicmodel::pcie::{self, TransactionKind, TransactionPurpose};
-use nicmodel::profile::{Profile, builtin};
+use nicmodel::profile::{Profile, builtin_profile};
 use nicmodel::{
     Footprint, Operation, PayloadDestination, PostMethod, Transport, Verb, published, wqe,
 };
 
 fn nic(name: &str) -> &'static Profile {
-    builtin(name).expect("built in")
+    builtin_profile(name).expect("built in")
 }
 
 /// Returns the published value.
 #[track_caller]
 fn printed(id: &str) -> f64 {
-    published::get(id).expect("a published number").value
+    published::published_number_by_id(id)
+        .expect("a published number")
+        .value
 }
 
 /// Asserts that `ours` is the published number, to the last printed digit.
@@ -262,18 +264,22 @@ fn older_nics_fetch_wqes_one_by_one() {
 #[test]
 fn link_bandwidths() {
     let (cib, cx3, cx) = (nic("cib"), nic("cx3"), nic("cx"));
-    rounds("ud_send_dma_bw", pcie::dma_read_mbps(cib), 0);
+    rounds("ud_send_dma_bw", pcie::dma_read_mbytes_per_s(cib), 0);
     rounds("mmio_line_rate", pcie::max_mmio_line_mops(cib), 0);
-    rounds("ud_send_dma_bound", pcie::dma_read_mbps(cib) / 128.0, 0);
+    rounds(
+        "ud_send_dma_bound",
+        pcie::dma_read_mbytes_per_s(cib) / 128.0,
+        0,
+    );
     rounds("ud_send_mmio_bound", pcie::max_mmio_line_mops(cib) / 2.0, 1);
     rounds(
         "derived_cib_ho_dma_bound",
-        pcie::dma_read_mbps(cib) / 64.0,
+        pcie::dma_read_mbytes_per_s(cib) / 64.0,
         2,
     );
-    rounds("derived_cx3_dma_bw", pcie::dma_read_mbps(cx3), 2);
+    rounds("derived_cx3_dma_bw", pcie::dma_read_mbytes_per_s(cx3), 2);
     rounds("derived_cx3_mmio_lines", pcie::max_mmio_line_mops(cx3), 2);
-    rounds("derived_cx_dma_bw", pcie::dma_read_mbps(cx), 2);
+    rounds("derived_cx_dma_bw", pcie::dma_read_mbytes_per_s(cx), 2);
     rounds("derived_cx_mmio_lines", pcie::max_mmio_line_mops(cx), 2);
     rounds("derived_pcie3_Pbw", cib.pcie.lane_mbps.value, 3);
     exact("derived_pcie2_Pbw_cx", cx.pcie.lane_mbps.value);
@@ -297,13 +303,13 @@ fn dma_beats_mmio_for_every_size() {
     let cib = nic("cib");
     for bytes in 1..=65_536 {
         let (dma, mmio) = (
-            pcie::dma_read_bytes_to_device(cib, bytes),
-            pcie::mmio_bytes_to_device(cib, bytes),
+            pcie::bytes_to_device_for_dma_read(cib, bytes),
+            pcie::bytes_to_device_for_mmio_write(cib, bytes),
         );
         assert!(dma < mmio, "{bytes} bytes: {dma} by DMA, {mmio} by MMIO");
     }
-    let ratio =
-        pcie::mmio_bytes_to_device(cib, 65_536) / pcie::dma_read_bytes_to_device(cib, 65_536);
+    let ratio = pcie::bytes_to_device_for_mmio_write(cib, 65_536)
+        / pcie::bytes_to_device_for_dma_read(cib, 65_536);
     assert_eq!(ratio, 1.2);
 }
 
@@ -339,14 +345,14 @@ fn break_even_of_the_doorbell() {
 fn counters_count_lines() {
     exact(
         "counter_split_read",
-        f64::from(u32::try_from(wqe::lines_touched(62, 4)).expect("few")),
+        f64::from(u32::try_from(wqe::cache_lines_touched(62, 4)).expect("few")),
     );
-    assert_eq!(wqe::lines_touched(60, 4), 1);
-    assert_eq!(wqe::lines_touched(0, 0), 0);
+    assert_eq!(wqe::cache_lines_touched(60, 4), 1);
+    assert_eq!(wqe::cache_lines_touched(0, 0), 0);
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, 65);
     let footprint = postlist("cib", read, PostMethod::WqeByMmio, 1);
-    assert_eq!(footprint.responder.lines_read(), 2.0);
-    assert_eq!(footprint.requester.lines_written(), 2.0);
+    assert_eq!(footprint.responder.cache_lines_read(), 2.0);
+    assert_eq!(footprint.requester.cache_lines_written(), 2.0);
 }
 
 /// A SEND of 16 bytes into a RECV: all bytes of the link to the responder's host, by hand.
@@ -510,7 +516,8 @@ fn immediates() {
     let of = |operation| postlist("cib", operation, PostMethod::WqeByMmio, 1);
     let (plain, imm) = (of(write), of(write.with_imm()));
     assert_eq!(imm.requester, plain.requester);
-    let wire = imm.network.to_responder.bytes - plain.network.to_responder.bytes;
+    let wire = imm.network_packets.to_responder.bytes_without_gaps
+        - plain.network_packets.to_responder.bytes_without_gaps;
     exact("seq_imm_bytes", wire);
     exact("gen_imm_app_bytes", wire);
     assert_eq!(

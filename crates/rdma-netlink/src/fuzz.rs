@@ -2,13 +2,14 @@
 
 use crate::{
     AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, MemoryRegion, OpenContext, Port,
-    PortSubnetAttributes, ProcessObjects, ProtectionDomain, QueuePair, SharedReceiveQueue, answer,
+    PortSubnetAttributes, ProcessObjects, ProtectionDomain, QueuePair, SharedReceiveQueue,
+    build_answers,
 };
 
 /// Two devices, one of each kind, with more regions than fit into a datagram.
-pub(crate) struct ExampleSource;
+pub(crate) struct ExampleAnswerSource;
 
-impl AnswerSource for ExampleSource {
+impl AnswerSource for ExampleAnswerSource {
     fn devices(&self) -> Vec<Device> {
         let roce = Port {
             state: Some(4),
@@ -18,7 +19,7 @@ impl AnswerSource for ExampleSource {
             ..Port::default()
         };
         let infiniband = Port {
-            subnet: Some(PortSubnetAttributes {
+            subnet_attributes: Some(PortSubnetAttributes {
                 gid_prefix: Some(0xfe80 << 48),
                 lid: Some(1),
                 ..PortSubnetAttributes::default()
@@ -37,7 +38,7 @@ impl AnswerSource for ExampleSource {
             .to_vec()
     }
 
-    fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>> {
+    fn processes_of_device(&self, device: usize) -> Option<Vec<ProcessObjects>> {
         let regions = (1..=200).map(|key| MemoryRegion {
             lkey_and_rkey: key,
             iova: 4096,
@@ -65,11 +66,11 @@ impl AnswerSource for ExampleSource {
                     use_count: 2,
                 })
                 .collect(),
-            domains: vec![ProtectionDomain {
+            protection_domains: vec![ProtectionDomain {
                 number: 1,
                 use_count: 4,
             }],
-            regions: regions.collect(),
+            memory_regions: regions.collect(),
             contexts: vec![OpenContext { number: 3 }],
             shared_receive_queues: vec![SharedReceiveQueue {
                 srqn: 4,
@@ -88,7 +89,7 @@ impl AnswerSource for ExampleSource {
 /// # Panics
 /// If an answer is larger than a client can take, or its length is not what its header says.
 pub fn check_answers_to_any_datagram(bytes: &[u8]) {
-    for answer in answer(bytes, 42, &ExampleSource) {
+    for answer in build_answers(bytes, 42, &ExampleAnswerSource) {
         assert!(answer.len() <= MAX_DATAGRAM_BYTES);
         let len = u32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
         assert_eq!(usize::try_from(len).ok(), Some(answer.len()));

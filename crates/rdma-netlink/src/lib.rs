@@ -8,16 +8,16 @@
 //! All others are refused with `EOPNOTSUPP`.
 #![forbid(unsafe_code)]
 
-mod answer;
+mod build_answers;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod message;
+mod message_builder;
 mod numbers;
 mod request;
 mod resource;
 pub mod sysfs;
 
-pub use answer::answer;
+pub use build_answers::build_answers;
 
 /// The largest datagram of an answer, in bytes. Clients of libmnl receive into a page (`MNL_SOCKET_BUFFER_SIZE`).
 pub const MAX_DATAGRAM_BYTES: usize = 4096;
@@ -47,7 +47,7 @@ pub struct Port {
     /// Physical state of IBTA vol. 1, 14.2.5.6 (`PortPhysicalState`); 5 is `LinkUp`.
     pub physical_state: Option<u8>,
     /// Attributes of an InfiniBand port alone; `None` for RoCE.
-    pub subnet: Option<PortSubnetAttributes>,
+    pub subnet_attributes: Option<PortSubnetAttributes>,
     /// The network interface beside the port: its name and its index.
     pub interface_name_and_index: Option<(String, u32)>,
     /// Counters of the port and their values.
@@ -79,9 +79,9 @@ pub struct ProcessObjects {
     /// Its completion queues.
     pub completion_queues: Vec<CompletionQueue>,
     /// Its protection domains.
-    pub domains: Vec<ProtectionDomain>,
+    pub protection_domains: Vec<ProtectionDomain>,
     /// Its memory regions.
-    pub regions: Vec<MemoryRegion>,
+    pub memory_regions: Vec<MemoryRegion>,
     /// Its open devices.
     pub contexts: Vec<OpenContext>,
     /// Its shared receive queues.
@@ -170,5 +170,5 @@ pub trait AnswerSource {
     fn devices(&self) -> Vec<Device>;
     /// The processes that use a device, with what they have on it. The device is named by its index. `None` where that
     /// is not known.
-    fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>>;
+    fn processes_of_device(&self, device: usize) -> Option<Vec<ProcessObjects>>;
 }

@@ -3,13 +3,13 @@
 use crate::numbers::{NLA_TYPE_MASK, NLM_F_REQUEST, NLMSG_MIN_TYPE, attribute};
 
 /// Bytes of `struct nlmsghdr`.
-pub(crate) const HEADER_BYTES: usize = 16;
+pub(crate) const NLMSG_HEADER_BYTES: usize = 16;
 
 /// A request of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
     /// `nlmsg_type`.
-    pub(crate) kind: u16,
+    pub(crate) message_type: u16,
     /// `nlmsg_flags`.
     pub(crate) flags: u16,
     /// `nlmsg_seq`.
@@ -22,23 +22,23 @@ pub(crate) struct Request<'a> {
 
 /// Returns the requests of a datagram. A message of a wrong length ends the datagram, as in the kernel
 /// (`netlink_rcv_skb`). Control messages and messages without `NLM_F_REQUEST` are skipped.
-pub(crate) fn requests(datagram: &[u8]) -> impl Iterator<Item = Request<'_>> {
+pub(crate) fn parse_requests(datagram: &[u8]) -> impl Iterator<Item = Request<'_>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
-        let (header, _) = rest.split_at_checked(HEADER_BYTES)?;
+        let (header, _) = rest.split_at_checked(NLMSG_HEADER_BYTES)?;
         let len = usize::try_from(u32_at(header, 0)?).ok()?;
         let message = rest.get(..len)?;
         let request = Request {
-            kind: u16_at(header, 4)?,
+            message_type: u16_at(header, 4)?,
             flags: u16_at(header, 6)?,
             seq: u32_at(header, 8)?,
             header,
-            attributes: message.get(HEADER_BYTES..)?,
+            attributes: message.get(NLMSG_HEADER_BYTES..)?,
         };
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         Some(request)
     })
-    .filter(|request| request.flags & NLM_F_REQUEST != 0 && request.kind >= NLMSG_MIN_TYPE)
+    .filter(|request| request.flags & NLM_F_REQUEST != 0 && request.message_type >= NLMSG_MIN_TYPE)
 }
 
 impl<'a> Request<'a> {

@@ -1,7 +1,7 @@
 //! The kinds of objects that `rdma resource show` lists (`fill_res_qp_entry` and its like of
 //! `linux:drivers/infiniband/core/nldev.c`).
 
-use crate::message::MessageBuilder;
+use crate::message_builder::MessageBuilder;
 use crate::numbers::{attribute as attr, command};
 use crate::{
     CompletionQueue, MemoryRegion, OpenContext, ProcessObjects, ProtectionDomain, QueuePair,
@@ -30,15 +30,15 @@ pub(crate) trait ResourceKind: Sized {
     const MAX_ENTRY_BYTES: usize;
 
     /// The objects of a process.
-    fn of(process: &ProcessObjects) -> &[Self];
+    fn objects_of_process(process: &ProcessObjects) -> &[Self];
     /// The number by which a request names the object.
-    fn number(&self) -> u32;
+    fn lookup_number(&self) -> u32;
     /// Whether the object is on a port; objects that belong to no port are on all of them.
     fn is_on_port(&self, _port: Option<u32>) -> bool {
         true
     }
     /// Adds the attributes of the object and of its process.
-    fn put(&self, message: &mut MessageBuilder, pid: u32);
+    fn put_attributes(&self, message: &mut MessageBuilder, pid: u32);
 }
 
 impl ResourceKind for QueuePair {
@@ -48,11 +48,11 @@ impl ResourceKind for QueuePair {
     const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_LQPN);
     const MAX_ENTRY_BYTES: usize = ENTRY_HEADER_BYTES + 9 * U32_ATTRIBUTE_BYTES;
 
-    fn of(process: &ProcessObjects) -> &[Self] {
+    fn objects_of_process(process: &ProcessObjects) -> &[Self] {
         &process.queue_pairs
     }
 
-    fn number(&self) -> u32 {
+    fn lookup_number(&self) -> u32 {
         self.qpn
     }
 
@@ -60,7 +60,7 @@ impl ResourceKind for QueuePair {
         port.is_none() || self.port_num == port
     }
 
-    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+    fn put_attributes(&self, message: &mut MessageBuilder, pid: u32) {
         if let Some(port) = self.port_num {
             message.put_u32(attr::PORT_INDEX, port);
         }
@@ -85,15 +85,15 @@ impl ResourceKind for CompletionQueue {
     const MAX_ENTRY_BYTES: usize =
         ENTRY_HEADER_BYTES + 3 * U32_ATTRIBUTE_BYTES + U64_ATTRIBUTE_BYTES;
 
-    fn of(process: &ProcessObjects) -> &[Self] {
+    fn objects_of_process(process: &ProcessObjects) -> &[Self] {
         &process.completion_queues
     }
 
-    fn number(&self) -> u32 {
+    fn lookup_number(&self) -> u32 {
         self.cqn
     }
 
-    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+    fn put_attributes(&self, message: &mut MessageBuilder, pid: u32) {
         message.put_u32(attr::RES_CQE, self.cqe);
         message.put_u64(attr::RES_USECNT, self.use_count.into());
         message.put_u32(attr::RES_CQN, self.cqn);
@@ -110,15 +110,15 @@ impl ResourceKind for ProtectionDomain {
     const MAX_ENTRY_BYTES: usize =
         ENTRY_HEADER_BYTES + 2 * U32_ATTRIBUTE_BYTES + U64_ATTRIBUTE_BYTES;
 
-    fn of(process: &ProcessObjects) -> &[Self] {
-        &process.domains
+    fn objects_of_process(process: &ProcessObjects) -> &[Self] {
+        &process.protection_domains
     }
 
-    fn number(&self) -> u32 {
+    fn lookup_number(&self) -> u32 {
         self.number
     }
 
-    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+    fn put_attributes(&self, message: &mut MessageBuilder, pid: u32) {
         message.put_u64(attr::RES_USECNT, self.use_count.into());
         message.put_u32(attr::RES_PDN, self.number);
         message.put_u32(attr::RES_PID, pid);
@@ -134,16 +134,16 @@ impl ResourceKind for MemoryRegion {
     const MAX_ENTRY_BYTES: usize =
         ENTRY_HEADER_BYTES + 4 * U32_ATTRIBUTE_BYTES + 2 * U64_ATTRIBUTE_BYTES;
 
-    fn of(process: &ProcessObjects) -> &[Self] {
-        &process.regions
+    fn objects_of_process(process: &ProcessObjects) -> &[Self] {
+        &process.memory_regions
     }
 
-    fn number(&self) -> u32 {
+    fn lookup_number(&self) -> u32 {
         self.lkey_and_rkey
     }
 
     /// One number serves as both keys.
-    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+    fn put_attributes(&self, message: &mut MessageBuilder, pid: u32) {
         message.put_u32(attr::RES_RKEY, self.lkey_and_rkey);
         message.put_u32(attr::RES_LKEY, self.lkey_and_rkey);
         message.put_u64(attr::RES_IOVA, self.iova);
@@ -160,15 +160,15 @@ impl ResourceKind for OpenContext {
     const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_CTXN);
     const MAX_ENTRY_BYTES: usize = ENTRY_HEADER_BYTES + 2 * U32_ATTRIBUTE_BYTES;
 
-    fn of(process: &ProcessObjects) -> &[Self] {
+    fn objects_of_process(process: &ProcessObjects) -> &[Self] {
         &process.contexts
     }
 
-    fn number(&self) -> u32 {
+    fn lookup_number(&self) -> u32 {
         self.number
     }
 
-    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+    fn put_attributes(&self, message: &mut MessageBuilder, pid: u32) {
         message.put_u32(attr::RES_CTXN, self.number);
         message.put_u32(attr::RES_PID, pid);
     }
@@ -186,15 +186,15 @@ impl ResourceKind for SharedReceiveQueue {
         + 5 * U32_ATTRIBUTE_BYTES
         + MAX_LISTED_QPS * (ENTRY_HEADER_BYTES + U32_ATTRIBUTE_BYTES);
 
-    fn of(process: &ProcessObjects) -> &[Self] {
+    fn objects_of_process(process: &ProcessObjects) -> &[Self] {
         &process.shared_receive_queues
     }
 
-    fn number(&self) -> u32 {
+    fn lookup_number(&self) -> u32 {
         self.srqn
     }
 
-    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+    fn put_attributes(&self, message: &mut MessageBuilder, pid: u32) {
         message.put_u32(attr::RES_SRQN, self.srqn);
         message.put_u8(attr::RES_TYPE, self.srq_type);
         message.put_u32(attr::RES_PDN, self.pd_number);

@@ -8,7 +8,7 @@ use crate::{Device, Port, PortSubnetAttributes};
 /// The devices with a folder in `class`, which is `/sys/class/infiniband` or a copy of it, in the order of their names.
 /// A file that is missing or says nonsense leaves out what it is about.
 #[must_use]
-pub fn devices(class: &Path) -> Vec<Device> {
+pub fn read_devices(class: &Path) -> Vec<Device> {
     let mut names = list_names(class);
     names.sort();
     names
@@ -46,13 +46,13 @@ fn read_port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
     Port {
         state: read_leading_number(&folder.join("state")),
         physical_state: read_leading_number(&folder.join("phys_state")),
-        subnet: is_infiniband.then(|| read_subnet(folder)),
+        subnet_attributes: is_infiniband.then(|| read_subnet_attributes(folder)),
         interface_name_and_index: interface.filter(|_| !is_infiniband),
         counters: read_counters(&folder.join("hw_counters")),
     }
 }
 
-fn read_subnet(folder: &Path) -> PortSubnetAttributes {
+fn read_subnet_attributes(folder: &Path) -> PortSubnetAttributes {
     let gid = read_trimmed(&folder.join("gids/0")).unwrap_or_default();
     PortSubnetAttributes {
         port_cap_flags: read_hexadecimal(&folder.join("cap_mask")),
@@ -170,7 +170,7 @@ mod tests {
         let port = Port {
             state: Some(4),
             physical_state: Some(5),
-            subnet: None,
+            subnet_attributes: None,
             interface_name_and_index: Some(("eth0".to_owned(), 7)),
             counters: vec![("sent_pkts".to_owned(), 12)],
         };
@@ -182,7 +182,7 @@ mod tests {
             sys_image_guid: None,
             ports: vec![port],
         };
-        assert_eq!(devices(class.path()), [device]);
+        assert_eq!(read_devices(class.path()), [device]);
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
                 ("ports/2/gid_attrs/ndevs/1", "lo"),
             ],
         );
-        let devices = devices(class.path());
+        let devices = read_devices(class.path());
         let names = devices[0]
             .ports
             .iter()
@@ -223,7 +223,7 @@ mod tests {
                 ("ports/3/link_layer", "InfiniBand"),
             ],
         );
-        let devices = devices(class.path());
+        let devices = read_devices(class.path());
         let [device] = &devices[..] else {
             panic!("{devices:?}");
         };
@@ -236,12 +236,12 @@ mod tests {
         };
         // Port 3 is none without port 2.
         assert_eq!(device.ports.len(), 1);
-        assert_eq!(device.ports[0].subnet, Some(subnet));
+        assert_eq!(device.ports[0].subnet_attributes, Some(subnet));
         assert_eq!(device.ports[0].state, None);
     }
 
     #[test]
     fn no_folder_has_no_devices() {
-        assert_eq!(devices(Path::new("/nowhere")), []);
+        assert_eq!(read_devices(Path::new("/nowhere")), []);
     }
 }

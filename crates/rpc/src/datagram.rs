@@ -5,21 +5,21 @@ use verbs::{
     WcBuffer,
 };
 
-use crate::error::MAX_ANSWER_LIST;
+use crate::error::MAX_ANSWER_POSTLIST_LEN;
 use crate::{
-    ClientTable, MAX_BATCH, ReceivedDatagram, Request, RequestReplier, RpcError, RpcHandler,
-    RpcWorkerCounts, UdPort, UdPortConfig,
+    BufferedUdQp, BufferedUdQpConfig, ClientTable, MAX_BATCH, ReceivedDatagram, Request,
+    RequestReplier, RpcError, RpcHandler, RpcWorkerCounts,
 };
 
 /// Capabilities that datagram RPC needs of a device. A port with a channel also needs [completion
 /// events](Capability::CompletionEvents).
-pub const NEEDS: &[Capability] = &[Capability::Ud, Capability::Immediates];
+pub const NEEDED_CAPABILITIES: &[Capability] = &[Capability::Ud, Capability::Immediates];
 
 /// A server's worker: receives a batch of requests, calls the handler for each, and sends the
 /// answers with one doorbell.
 #[derive(Debug)]
 pub struct Server {
-    port: UdPort,
+    ud_qp: BufferedUdQp,
     answer_postlist: Postlist<Ud>,
     completion_buffer: Box<WcBuffer<MAX_BATCH>>,
     clients_by_qpn: ClientTable,
@@ -30,8 +30,8 @@ pub struct Server {
     max_answers_per_doorbell: usize,
     /// Further queue pairs for answers. Batches rotate over the port's own queue pair (`turn` 0)
     /// and these.
-    extra_answer_queues: Vec<(UdPort, Postlist<Ud>)>,
-    next_answer_queue: usize,
+    extra_answer_qps: Vec<(BufferedUdQp, Postlist<Ud>)>,
+    next_answer_qp: usize,
     batch_payloads: Vec<u8>,
     request_payload_lens: Vec<usize>,
     max_request_payload_bytes: usize,
@@ -48,25 +48,25 @@ impl Server {
     pub fn new(
         pd: &ProtectionDomain,
         batch: usize,
-        config: &UdPortConfig,
+        config: &BufferedUdQpConfig,
     ) -> Result<Self, RpcError> {
         if batch == 0 || batch > MAX_BATCH {
             return Err(RpcError::Config(format!(
                 "a batch of 1 to {MAX_BATCH}: {batch}"
             )));
         }
-        let port = UdPort::new(pd, config)?;
+        let port = BufferedUdQp::new(pd, config)?;
         Ok(Self {
-            answer_postlist: port.postlist(MAX_ANSWER_LIST),
-            port,
+            answer_postlist: port.create_postlist(MAX_ANSWER_POSTLIST_LEN),
+            ud_qp: port,
             completion_buffer: Box::default(),
             clients_by_qpn: ClientTable::new(),
             client_destinations: Vec::new(),
             batch_clients_and_imms: Vec::with_capacity(MAX_BATCH),
             max_batch: batch,
             max_answers_per_doorbell: batch,
-            extra_answer_queues: Vec::new(),
-            next_answer_queue: 0,
+            extra_answer_qps: Vec::new(),
+            next_answer_qp: 0,
             batch_payloads: vec![0; config.max_recv_payload_bytes * MAX_BATCH],
             request_payload_lens: vec![0; MAX_BATCH],
             max_request_payload_bytes: config.max_recv_payload_bytes,
@@ -90,35 +90,35 @@ impl Server {
     ///
     /// # Errors
     /// [`RpcError`] if the provider refuses a queue pair, its queues or its memory.
-    pub fn with_answer_queues(
+    pub fn with_answer_qps(
         mut self,
         pd: &ProtectionDomain,
         queues: usize,
-        config: &UdPortConfig,
+        config: &BufferedUdQpConfig,
     ) -> Result<Self, RpcError> {
-        let config = UdPortConfig {
+        let config = BufferedUdQpConfig {
             recv_depth: 0,
             max_recv_payload_bytes: 0,
             channel: None,
             ..config.clone()
         };
         let more = (1..queues).map(|_| {
-            let port = UdPort::new(pd, &config)?;
-            let list = port.postlist(MAX_ANSWER_LIST);
+            let port = BufferedUdQp::new(pd, &config)?;
+            let list = port.create_postlist(MAX_ANSWER_POSTLIST_LEN);
             Ok::<_, RpcError>((port, list))
         });
-        self.extra_answer_queues = more.collect::<Result<_, _>>()?;
+        self.extra_answer_qps = more.collect::<Result<_, _>>()?;
         Ok(self)
     }
 
     /// Returns the endpoint to which clients send.
     pub fn endpoint(&self) -> QpEndpoint {
-        self.port.endpoint()
+        self.ud_qp.endpoint()
     }
 
     /// Returns the port, for arming its CQ.
-    pub fn port(&self) -> &UdPort {
-        &self.port
+    pub fn ud_qp(&self) -> &BufferedUdQp {
+        &self.ud_qp
     }
 
     /// Returns the counts so far.
@@ -160,7 +160,7 @@ impl Server {
     #[inline]
     pub fn poll<H: RpcHandler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         let Self {
-            port,
+            ud_qp: port,
             completion_buffer: buffer,
             clients_by_qpn: table,
             batch_clients_and_imms: batch,
@@ -180,7 +180,7 @@ impl Server {
                     #[expect(clippy::cast_possible_truncation, reason = "indices are u32")]
                     Some(client) => last = (r.src_qp, client as u32),
                     None => {
-                        counts.strangers += 1;
+                        counts.requests_from_unknown_clients += 1;
                         return;
                     }
                 }
@@ -195,16 +195,16 @@ impl Server {
             return Ok(came);
         }
         let mut state = handler.prepare_batch(self.batch_clients_and_imms.len());
-        let turn = self.next_answer_queue;
-        self.next_answer_queue = if turn < self.extra_answer_queues.len() {
+        let turn = self.next_answer_qp;
+        self.next_answer_qp = if turn < self.extra_answer_qps.len() {
             turn + 1
         } else {
             0
         };
         let (port, list) = match turn {
-            0 => (&mut self.port, &mut self.answer_postlist),
+            0 => (&mut self.ud_qp, &mut self.answer_postlist),
             turn => {
-                let (port, list) = &mut self.extra_answer_queues[turn - 1];
+                let (port, list) = &mut self.extra_answer_qps[turn - 1];
                 (port, list)
             }
         };
@@ -224,7 +224,7 @@ impl Server {
             0
         } {
             for (i, &(client, imm)) in self.batch_clients_and_imms.iter().enumerate() {
-                handler.prefetch_round(&mut state, round, request(i, client, imm));
+                handler.prefetch_request_in_round(&mut state, round, request(i, client, imm));
             }
         }
         for (i, &(client, imm)) in self.batch_clients_and_imms.iter().enumerate() {
@@ -236,7 +236,7 @@ impl Server {
                 &mut state,
                 request,
                 RequestReplier {
-                    port: &mut *port,
+                    ud_qp: &mut *port,
                     answer_postlist: &mut *list,
                     client_destination: to,
                     request_imm: imm,
@@ -261,7 +261,7 @@ impl Server {
 /// A client: sends requests in postlists and receives answers.
 #[derive(Debug)]
 pub struct Client {
-    port: UdPort,
+    ud_qp: BufferedUdQp,
     request_postlist: Postlist<Ud>,
     completion_buffer: Box<WcBuffer<MAX_BATCH>>,
     server_destination: Option<UdDestination>,
@@ -275,11 +275,11 @@ impl Client {
     ///
     /// # Errors
     /// [`RpcError`] if the provider refuses the queue pair, its queues or its memory.
-    pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
-        let port = UdPort::new(pd, config)?;
+    pub fn new(pd: &ProtectionDomain, config: &BufferedUdQpConfig) -> Result<Self, RpcError> {
+        let port = BufferedUdQp::new(pd, config)?;
         Ok(Self {
-            request_postlist: port.postlist(MAX_BATCH),
-            port,
+            request_postlist: port.create_postlist(MAX_BATCH),
+            ud_qp: port,
             completion_buffer: Box::default(),
             server_destination: None,
             prepared_count_and_imm: (0, 0),
@@ -288,11 +288,11 @@ impl Client {
 
     /// Returns the endpoint that the server needs for its answers.
     pub fn endpoint(&self) -> QpEndpoint {
-        self.port.endpoint()
+        self.ud_qp.endpoint()
     }
 
     /// Sets the server.
-    pub fn connect(&mut self, server: UdDestination) {
+    pub fn set_server_destination(&mut self, server: UdDestination) {
         self.server_destination = Some(server);
         self.prepared_count_and_imm = (0, 0);
     }
@@ -318,13 +318,13 @@ impl Client {
             self.prepared_count_and_imm.0 = self.request_postlist.len();
         }
         self.request_postlist.set_len(count.min(MAX_BATCH));
-        self.port.post(&mut self.request_postlist)
+        self.ud_qp.post(&mut self.request_postlist)
     }
 
     /// Sends one request with payload.
     ///
     /// # Panics
-    /// When the payload is longer than [`UdPortConfig::max_send_payload_bytes`].
+    /// When the payload is longer than [`BufferedUdQpConfig::max_send_payload_bytes`].
     ///
     /// # Errors
     /// [`RpcError`] if the post is refused, and before [`connect`](Self::connect).
@@ -334,14 +334,14 @@ impl Client {
         };
         self.prepared_count_and_imm = (0, 0);
         self.request_postlist.clear();
-        let (outbox, number) = self.port.outbox_and_next_number();
+        let (outbox, number) = self.ud_qp.payload_staging_and_next_number();
         match outbox.stage_unless_inline(number, payload) {
             None => self
                 .request_postlist
                 .send_with_imm(Inline(payload), server, imm),
             Some(slot) => self.request_postlist.send_with_imm(slot, server, imm),
         };
-        self.port.post(&mut self.request_postlist)
+        self.ud_qp.post(&mut self.request_postlist)
     }
 
     /// Receives up to [`MAX_BATCH`] answers. Returns the number of answers.
@@ -350,7 +350,7 @@ impl Client {
     /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(ReceivedDatagram<'_>)) -> Result<usize, RpcError> {
-        self.port
+        self.ud_qp
             .poll_received(MAX_BATCH, &mut self.completion_buffer, each)
     }
 }

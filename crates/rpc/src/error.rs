@@ -30,4 +30,4 @@ pub const MAX_BATCH: usize = 64;
 
 /// Maximum number of messages in a list of answers: the answers of a batch, after parts of long
 /// answers.
-pub(crate) const MAX_ANSWER_LIST: usize = 2 * MAX_BATCH;
+pub(crate) const MAX_ANSWER_POSTLIST_LEN: usize = 2 * MAX_BATCH;

@@ -2,31 +2,41 @@
 
 use verbs::{HeaderOnly, Inline, Postlist, Ud, UdDestination};
 
+use crate::buffered_ud_qp::BufferedUdQp;
 use crate::error::{MAX_BATCH, RpcError};
-use crate::port::UdPort;
 
 /// The handler of a server's requests.
 pub trait RpcHandler {
     /// The state that [`prepare_batch`](Self::prepare_batch) prepares for a batch.
-    type Batch;
+    type BatchState;
 
-    /// Number of calls of [`prefetch_round`](Self::prefetch_round) for each request, in batches of more than one
+    /// Number of calls of [`prefetch_request_in_round`](Self::prefetch_request_in_round) for each request, in batches of more than one
     /// request.
     const PREFETCH_ROUNDS: usize = 0;
 
     /// Prepares the state for a batch of `requests` requests, before the first is handled.
-    fn prepare_batch(&mut self, requests: usize) -> Self::Batch;
+    fn prepare_batch(&mut self, requests: usize) -> Self::BatchState;
 
     /// Looks ahead at a request, so that a handler can prefetch its data. In each of
     /// [`PREFETCH_ROUNDS`](Self::PREFETCH_ROUNDS) rounds, counted from 0, this function is called for all requests of
     /// the batch before the first is handled. It is not called for a batch of one request.
     #[inline]
-    fn prefetch_round(&mut self, batch: &mut Self::Batch, round: usize, request: Request<'_>) {
+    fn prefetch_request_in_round(
+        &mut self,
+        batch: &mut Self::BatchState,
+        round: usize,
+        request: Request<'_>,
+    ) {
         let _ = (batch, round, request);
     }
 
     /// Answers one request of the batch. Dropping `reply` sends no answer.
-    fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: RequestReplier<'_>);
+    fn handle(
+        &mut self,
+        batch: &mut Self::BatchState,
+        request: Request<'_>,
+        reply: RequestReplier<'_>,
+    );
 }
 
 /// A request, as passed to the handler.
@@ -46,7 +56,7 @@ pub struct Request<'a> {
 /// The means to answer one request.
 #[derive(Debug)]
 pub struct RequestReplier<'a> {
-    pub(crate) port: &'a mut UdPort,
+    pub(crate) ud_qp: &'a mut BufferedUdQp,
     pub(crate) answer_postlist: &'a mut Postlist<Ud>,
     pub(crate) client_destination: &'a UdDestination,
     pub(crate) request_imm: u32,
@@ -57,10 +67,10 @@ impl RequestReplier<'_> {
     ///
     /// # Panics
     /// When the payload is longer than
-    /// [`UdPortConfig::max_send_payload_bytes`](crate::UdPortConfig::max_send_payload_bytes).
+    /// [`BufferedUdQpConfig::max_send_payload_bytes`](crate::BufferedUdQpConfig::max_send_payload_bytes).
     #[inline]
     pub fn send_payload(self, payload: &[u8]) {
-        let (outbox, first) = self.port.outbox_and_next_number();
+        let (outbox, first) = self.ud_qp.payload_staging_and_next_number();
         match outbox.stage_unless_inline(first + self.answer_postlist.len() as u64, payload) {
             None => {
                 self.answer_postlist.send_with_imm(
@@ -72,7 +82,7 @@ impl RequestReplier<'_> {
             Some(slot) => {
                 self.answer_postlist
                     .send_with_imm(slot, self.client_destination, self.request_imm);
-                self.port.mark_registered_payload();
+                self.ud_qp.mark_registered_payload();
             }
         }
     }
@@ -88,11 +98,11 @@ impl RequestReplier<'_> {
     pub fn send_one_of_several_answers(&mut self, payload: &[u8]) -> Result<(), RpcError> {
         // Leave room for the answers of the rest of the batch.
         if self.answer_postlist.len() >= MAX_BATCH {
-            self.port.post(self.answer_postlist)?;
+            self.ud_qp.post(self.answer_postlist)?;
             self.answer_postlist.clear();
         }
         RequestReplier {
-            port: &mut *self.port,
+            ud_qp: &mut *self.ud_qp,
             answer_postlist: &mut *self.answer_postlist,
             ..*self
         }
@@ -120,40 +130,53 @@ impl RequestReplier<'_> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RpcWorkerCounts {
     /// Number of answered requests.
-    pub requests: u64,
+    #[serde(rename = "requests")]
+    pub answered_requests: u64,
     /// Number of doorbells for answers.
     pub doorbells: u64,
     /// Number of postlists with 1, 2, 3 … WRs.
-    pub postlists: Vec<u64>,
+    #[serde(rename = "postlists")]
+    pub postlists_by_length: Vec<u64>,
     /// Number of dropped requests from unregistered clients.
-    pub strangers: u64,
+    #[serde(rename = "strangers")]
+    pub requests_from_unknown_clients: u64,
 }
 
 impl RpcWorkerCounts {
     pub(crate) fn new(max: usize) -> Self {
         Self {
-            postlists: vec![0; max],
+            postlists_by_length: vec![0; max],
             ..Self::default()
         }
     }
 
     /// Adds the counts of another worker, or of another queue pair.
     pub fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
+        self.answered_requests += other.answered_requests;
         self.doorbells += other.doorbells;
-        self.strangers += other.strangers;
-        let longest = self.postlists.len().max(other.postlists.len());
-        self.postlists.resize(longest, 0);
-        for (sum, n) in self.postlists.iter_mut().zip(&other.postlists) {
+        self.requests_from_unknown_clients += other.requests_from_unknown_clients;
+        let longest = self
+            .postlists_by_length
+            .len()
+            .max(other.postlists_by_length.len());
+        self.postlists_by_length.resize(longest, 0);
+        for (sum, n) in self
+            .postlists_by_length
+            .iter_mut()
+            .zip(&other.postlists_by_length)
+        {
             *sum += n;
         }
     }
 
     #[inline]
     pub(crate) fn record_posted_answers(&mut self, wrs: usize) {
-        self.requests += wrs as u64;
+        self.answered_requests += wrs as u64;
         self.doorbells += 1;
-        if let Some(n) = wrs.checked_sub(1).and_then(|i| self.postlists.get_mut(i)) {
+        if let Some(n) = wrs
+            .checked_sub(1)
+            .and_then(|i| self.postlists_by_length.get_mut(i))
+        {
             *n += 1;
         }
     }

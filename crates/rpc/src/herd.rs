@@ -29,7 +29,8 @@ use verbs::Capability;
 
 pub use client::{Client, PreparedClient};
 pub use layout::{RequestRegionLayout, WorkerTag, client_region};
-pub use server::{ConnectedClient, DoorbellPolicy, RegionScan, Server, connect_client};
+pub use server::{BatchPolicy, ConnectedClient, RegionScan, Server, connect_client};
 
 /// Capabilities that HERD needs of a device.
-pub const NEEDS: &[Capability] = &[Capability::Uc, Capability::Ud, Capability::Immediates];
+pub const NEEDED_CAPABILITIES: &[Capability] =
+    &[Capability::Uc, Capability::Ud, Capability::Immediates];

@@ -12,7 +12,7 @@
 //! batch are sent with one doorbell. None of the modules depends on the called functions or on the
 //! NIC. The caller exchanges endpoints, for example with the crate `service`.
 //!
-//! The constant `NEEDS` of [`herd`] and [`datagram`] lists the needed capabilities of a device.
+//! The constant `NEEDED_CAPABILITIES` of [`herd`] and [`datagram`] lists the needed capabilities of a device.
 //! Payload that a device does not take inline is sent from registered memory.
 //!
 //! This crate never retries. UC and UD lose messages rarely, but not never. A caller therefore
@@ -22,18 +22,18 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs, clippy::missing_errors_doc)]
 
+mod buffered_ud_qp;
+mod client_table;
 pub mod datagram;
 mod error;
 mod handler;
 pub mod herd;
 mod loopback;
 pub mod one_sided;
-mod outbox;
-mod port;
-mod table;
+mod payload_staging;
 
+pub use buffered_ud_qp::{BufferedUdQp, BufferedUdQpConfig, ReceivedDatagram};
+pub use client_table::ClientTable;
 pub use error::{MAX_BATCH, RpcError};
 pub use handler::{Request, RequestReplier, RpcHandler, RpcWorkerCounts};
 pub use loopback::LoopbackQp;
-pub use port::{ReceivedDatagram, UdPort, UdPortConfig};
-pub use table::ClientTable;

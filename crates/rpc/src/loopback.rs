@@ -18,7 +18,7 @@ pub struct LoopbackQp {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
     /// Previous value of the word.
-    previous_value: MemoryRegion,
+    previous_value_buffer: MemoryRegion,
 }
 
 impl LoopbackQp {
@@ -40,7 +40,7 @@ impl LoopbackQp {
         Ok(Self {
             qp: qp.connect(&own)?,
             cq,
-            previous_value: pd.alloc(8, Access::LOCAL_WRITE)?,
+            previous_value_buffer: pd.alloc(8, Access::LOCAL_WRITE)?,
         })
     }
 
@@ -55,7 +55,7 @@ impl LoopbackQp {
         compare: u64,
         swap: u64,
     ) -> Result<bool, RpcError> {
-        let into = self.previous_value.slice(0..8)?;
+        let into = self.previous_value_buffer.slice(0..8)?;
         self.qp.post_one(|list| {
             list.atomic_cmp_and_swp(into, at, compare, swap).signaled();
         })?;
@@ -64,7 +64,7 @@ impl LoopbackQp {
         loop {
             if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
                 wc.map_err(|e| RpcError::Completion(e.status()))?;
-                return Ok(self.previous_value.read_u64(0)? == compare);
+                return Ok(self.previous_value_buffer.read_u64(0)? == compare);
             }
             waiter.idle();
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpc::{RpcError, UdPortConfig, datagram, herd};
+use rpc::{BufferedUdQpConfig, RpcError, datagram, herd};
 use service::{
     ClientRefusal, ClientSession, ConnectError, LatencySummary, Protocol, ServerLocation,
 };
@@ -339,14 +339,14 @@ impl Client {
         // At most as many answers as requests are outstanding; small windows get extra RECVs for duplicates that a
         // network delivers. RECVs are used in turn, and each occupies two cache lines.
         let recv_depth = u32::try_from(window.max(8)).unwrap_or(u32::MAX);
-        let port = UdPortConfig {
+        let port = BufferedUdQpConfig {
             port_num: nic.port_num,
             gid_index: Some(nic.gid_index),
             send_depth: (depth * 2).max(256),
             recv_depth,
             max_recv_payload_bytes: 8,
             max_send_payload_bytes: 16,
-            ..UdPortConfig::default()
+            ..BufferedUdQpConfig::default()
         };
         match design {
             Design::Atomics => {
@@ -398,7 +398,7 @@ impl Client {
             PreparedQueuePairs::Rpc(client) if self.config.spread => {
                 let layout = accepted.layout.ok_or_else(|| lacks("layout"))?;
                 let endpoint = &accepted.endpoint;
-                let client = client.connect_to_all(endpoint, &accepted.workers, layout)?;
+                let client = client.connect_to_all_workers(endpoint, &accepted.workers, layout)?;
                 AnyLane::Spread(Box::new(SpreadLane::new(client, window)))
             }
             PreparedQueuePairs::Rpc(client) => {
@@ -410,7 +410,9 @@ impl Client {
                 AnyLane::Rpc(Box::new(RpcLane::new(client, window)))
             }
             PreparedQueuePairs::Spec(mut client) => {
-                client.connect(self.pd.ud_destination_from(self.port, &accepted.endpoint)?);
+                client.set_server_destination(
+                    self.pd.ud_destination_from(self.port, &accepted.endpoint)?,
+                );
                 let ordered = !accepted.unordered;
                 AnyLane::Spec(Box::new(SpecLane::new(
                     client,

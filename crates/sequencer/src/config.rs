@@ -19,12 +19,12 @@ service::designs! {
             // READs fetch the limit.
             [&[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
         /// HERD RPC: requests are UC WRITEs, and each response is a UD SEND with its own doorbell.
-        Rpc: "rpc", "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response", [rpc::herd::NEEDS];
+        Rpc: "rpc", "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response", [rpc::herd::NEEDED_CAPABILITIES];
         /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
-        RpcBatch: "rpc-batch", "HERD RPC, one atomic add and one doorbell a batch", [rpc::herd::NEEDS];
+        RpcBatch: "rpc-batch", "HERD RPC, one atomic add and one doorbell a batch", [rpc::herd::NEEDED_CAPABILITIES];
         /// As `RpcBatch`, with batches rotating over [`ServerConfig::queues`] UD queue pairs. Answers to concurrent
         /// requests may overtake each other. A request that is sent after an answer arrived still gets a larger number.
-        RpcBatchMq: "rpc-batch-mq", "HERD RPC, batches rotate over several UD queue pairs", [rpc::herd::NEEDS];
+        RpcBatchMq: "rpc-batch-mq", "HERD RPC, batches rotate over several UD queue pairs", [rpc::herd::NEEDED_CAPABILITIES];
         /// Header-only UD SENDs in both directions: the client speculates on the upper four bytes.
         SpecS0: "spec-s0", "header-only UD SENDs both ways, speculating the upper 4 bytes",
             // Idle workers sleep until a datagram arrives.
@@ -92,7 +92,7 @@ pub struct ServerConfig {
     #[serde(skip_serializing_if = "is_default")]
     pub scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
-    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::DoorbellPolicy::queues_per_batch`].
+    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
     /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `queues` queue

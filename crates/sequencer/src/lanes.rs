@@ -120,7 +120,7 @@ impl DatagramNetwork for datagram::Client {
     #[inline]
     fn poll(&mut self, mut each: impl FnMut(SpecAnswer)) -> Result<(), RpcError> {
         self.poll(|answer| {
-            each(match answer.len {
+            each(match answer.payload_len {
                 0 => SpecAnswer::LowerHalf(answer.imm),
                 _ => answer
                     .u64_le()
@@ -262,7 +262,7 @@ struct Pending {
 
 impl RpcLane {
     pub(crate) fn new(client: herd::Client, window: usize) -> Self {
-        let slots = client.layout().window as usize;
+        let slots = client.layout().slots_per_client as usize;
         Self {
             oldest_unanswered_number: client.next_request_number(),
             client,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rpc::{RpcError, RpcWorkerCounts, UdPortConfig, datagram, herd};
+use rpc::{BufferedUdQpConfig, RpcError, RpcWorkerCounts, datagram, herd};
 use service::worker::lock;
 use service::{
     ClientRefusal, ClientSlot, ClientsConnected, FirstFailure, FreeSlots, Protocol, ServerError,
@@ -201,11 +201,11 @@ impl Service for Sequencer {
             requests: if atomics {
                 next.saturating_sub(start)
             } else {
-                counts.requests
+                counts.answered_requests
             },
             doorbells: counts.doorbells,
-            postlists: counts.postlists,
-            strangers: counts.strangers,
+            postlists: counts.postlists_by_length,
+            strangers: counts.requests_from_unknown_clients,
             connected_clients: clients.now,
             clients_total: clients.ever,
             start,
@@ -255,11 +255,11 @@ fn create_workers(
     pd: &ProtectionDomain,
 ) -> Result<Vec<(RpcServer, Arc<WorkerShared>)>, ServerError> {
     let max_qp_wr = context.query_device()?.max_qp_wr;
-    let base = UdPortConfig {
+    let base = BufferedUdQpConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
         send_depth: config.send_depth.min(max_qp_wr),
-        ..UdPortConfig::default()
+        ..BufferedUdQpConfig::default()
     };
     let workers = match config.design {
         Design::Atomics => 0,
@@ -269,7 +269,7 @@ fn create_workers(
         Design::SpecS0 => {
             let channel = context.create_comp_channel()?;
             let recv_depth = config.recv_depth.min(max_qp_wr);
-            let port = UdPortConfig {
+            let port = BufferedUdQpConfig {
                 recv_depth,
                 channel: Some(channel),
                 ..base.clone()
@@ -284,13 +284,13 @@ fn create_workers(
 fn create_datagram_worker(
     config: &ServerConfig,
     pd: &ProtectionDomain,
-    port: &UdPortConfig,
+    port: &BufferedUdQpConfig,
 ) -> Result<(RpcServer, Arc<WorkerShared>), ServerError> {
     let answers = config.answers.unwrap_or(config.batch);
     let server = |_| {
         let server = datagram::Server::new(pd, config.batch, port)?;
         if config.rotates_answer_qps {
-            let server = server.with_answer_queues(pd, config.queues_per_worker(), port)?;
+            let server = server.with_answer_qps(pd, config.queues_per_worker(), port)?;
             return Ok(server.with_max_answers_per_doorbell(answers));
         }
         Ok(server.with_max_answers_per_doorbell(answers))
@@ -317,22 +317,25 @@ fn create_datagram_worker(
 fn create_herd_worker(
     config: &ServerConfig,
     pd: &ProtectionDomain,
-    port: &UdPortConfig,
+    port: &BufferedUdQpConfig,
 ) -> Result<(RpcServer, Arc<WorkerShared>), ServerError> {
-    let doorbells = herd::DoorbellPolicy {
+    let doorbells = herd::BatchPolicy {
         max_batch: match config.design {
             Design::Rpc => 1,
             _ => config.batch,
         },
-        answer_queues: config.queues_per_worker(),
-        scan: config.scan,
-        queues_per_batch: config.split,
+        answer_qps: config.queues_per_worker(),
+        region_scan: config.scan,
+        answer_qps_per_batch: config.split,
     };
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
-    let layout = herd::RequestRegionLayout { window, payload: 0 };
+    let layout = herd::RequestRegionLayout {
+        slots_per_client: window,
+        max_payload_bytes: 0,
+    };
     let server = herd::Server::new(pd, layout, config.max_clients, doorbells, port);
     let server = server.map_err(ServerError::service)?;
-    let region = Some((server.region(), layout));
+    let region = Some((server.request_region(), layout));
     let shared = WorkerShared::new(Vec::new(), region, config.max_clients, usize::MAX)?;
     Ok((RpcServer::Herd(Box::new(server)), Arc::new(shared)))
 }
@@ -454,7 +457,13 @@ impl Sequencer {
         let add = |worker: &WorkerShared, index, tag| {
             let slots = worker.request_region.and_then(|(region, layout)| {
                 let slots = herd::client_region(&region, &layout, index)?;
-                Some((slots, herd::RequestRegionLayout { window, ..layout }))
+                Some((
+                    slots,
+                    herd::RequestRegionLayout {
+                        slots_per_client: window,
+                        ..layout
+                    },
+                ))
             });
             let found = slots
                 .ok_or_else(|| ClientRefusal::temporary("the worker has no request region"))?;

@@ -263,7 +263,7 @@ impl WorkerLoop for RunningWorker<'_> {
                 // between.
                 if !was_cq_armed_in_previous_round(waiter) {
                     for server in servers {
-                        server.port().recv_cq().req_notify(false)?;
+                        server.ud_qp().recv_cq().req_notify(false)?;
                     }
                     waiter.record_external_wait();
                     return Ok(());
@@ -343,7 +343,7 @@ impl NumberHandler<'_> {
 }
 
 impl RpcHandler for NumberHandler<'_> {
-    type Batch = BatchNumbers;
+    type BatchState = BatchNumbers;
 
     #[inline]
     fn prepare_batch(&mut self, requests: usize) -> BatchNumbers {

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rpc::herd::{self, ConnectedClient, DoorbellPolicy, RequestRegionLayout};
-use rpc::{Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, UdPortConfig};
+use rpc::herd::{self, BatchPolicy, ConnectedClient, RequestRegionLayout};
+use rpc::{BufferedUdQpConfig, Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts};
 use serde::{Deserialize, Serialize};
 use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use service::{
@@ -23,7 +23,7 @@ service::designs! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Design {
         /// HERD RPC.
-        Rpc: "rpc", "UC WRITE in, UD SEND out", [herd::NEEDS];
+        Rpc: "rpc", "UC WRITE in, UD SEND out", [herd::NEEDED_CAPABILITIES];
     }
 }
 
@@ -49,14 +49,14 @@ impl service::ServerConfig for Config {
         &self.nic
     }
     fn max_window(&self) -> usize {
-        LAYOUT.window as usize
+        LAYOUT.slots_per_client as usize
     }
 }
 
 /// Layout of a client's request slots: 8 bytes, the number to add.
 const LAYOUT: RequestRegionLayout = RequestRegionLayout {
-    window: 16,
-    payload: 8,
+    slots_per_client: 16,
+    max_payload_bytes: 8,
 };
 
 /// The messages of the rendezvous.
@@ -160,11 +160,11 @@ impl Service for Counter {
         (): (),
     ) -> Result<(Arc<Self>, Vec<herd::Server>), ServerError> {
         let (port, pd) = (config.nic.port_and_gid(context)?, context.alloc_pd()?);
-        let doorbells = DoorbellPolicy {
+        let doorbells = BatchPolicy {
             max_batch: 16,
-            ..DoorbellPolicy::default()
+            ..BatchPolicy::default()
         };
-        let ud = UdPortConfig::default();
+        let ud = BufferedUdQpConfig::default();
         let worker = herd::Server::new(&pd, LAYOUT, config.max_clients, doorbells, &ud);
         let worker = worker.map_err(ServerError::service)?;
         let counter = Self {
@@ -172,7 +172,7 @@ impl Service for Counter {
             port,
             pd,
             value: AtomicU64::new(0),
-            region: worker.region(),
+            region: worker.request_region(),
             slots: FreeSlots::new(config.max_clients),
             mailbox: Mailbox::new()?,
             config,
@@ -188,7 +188,7 @@ impl Service for Counter {
         ServerOffer {
             protocol: Rendezvous::NAME.to_owned(),
             version: Rendezvous::VERSION,
-            max_window: LAYOUT.window as usize,
+            max_window: LAYOUT.slots_per_client as usize,
         }
     }
 
@@ -249,7 +249,9 @@ impl WorkerLoop for Worker<'_> {
                 },
                 done,
             ) => {
-                let added = self.engine.add_client(index, qp, to, LAYOUT.window);
+                let added = self
+                    .engine
+                    .add_client(index, qp, to, LAYOUT.slots_per_client);
                 // Sending fails if the client is gone meanwhile.
                 let _ = done.send(added.map_err(|e| e.to_string()));
             }
@@ -282,7 +284,7 @@ impl WorkerLoop for Worker<'_> {
 struct Add<'c>(&'c AtomicU64);
 
 impl RpcHandler for Add<'_> {
-    type Batch = ();
+    type BatchState = ();
 
     fn prepare_batch(&mut self, _requests: usize) {}
 
@@ -303,11 +305,11 @@ fn add_all(
     let context = NicConfig::default().open()?;
     let (pd, patience) = (context.alloc_pd()?, std::time::Duration::from_secs(5));
     let (client, accepted, _connection) = target.open_session(1, patience, |_welcome| {
-        let config = UdPortConfig {
+        let config = BufferedUdQpConfig {
             max_recv_payload_bytes: 8,
-            ..UdPortConfig::default()
+            ..BufferedUdQpConfig::default()
         };
-        let client = herd::PreparedClient::new(&pd, LAYOUT.payload, &config)?;
+        let client = herd::PreparedClient::new(&pd, LAYOUT.max_payload_bytes, &config)?;
         let hello = Hello {
             version: Rendezvous::VERSION,
             window: 1,

@@ -91,7 +91,7 @@ impl Side {
 
 /// Returns the mean time from a request to its answer.
 fn mean_round_trip(nic: &str, server_sleeps: bool) -> Result<Duration> {
-    let profile = profile::builtin(nic).ok_or("this NIC is built in")?;
+    let profile = profile::builtin_profile(nic).ok_or("this NIC is built in")?;
     let cluster = Cluster::new(profile, 2, 1)?;
     let mut prepared = Vec::new();
     for (device, sleeps) in Provider::simnic()
@@ -138,7 +138,7 @@ fn mean_round_trip(nic: &str, server_sleeps: bool) -> Result<Duration> {
     cluster.spawn(cluster.host_of_machine(0), "client", move || {
         tell.set(request(&client).expect("all requests are answered"));
     });
-    cluster.run()?;
+    cluster.run_until_threads_end()?;
     Ok(outcome.get() / u32::try_from(REQUESTS)?)
 }
 

@@ -31,7 +31,7 @@ fn main() -> Result<()> {
 
 /// Returns the time from the post of a READ to its completion, and the bytes that the NIC of the server read.
 fn read(nic: &str, payload_bytes: usize) -> Result<(Duration, u64)> {
-    let profile = profile::builtin(nic).ok_or("this NIC is built in")?;
+    let profile = profile::builtin_profile(nic).ok_or("this NIC is built in")?;
     let cluster = Cluster::new(profile, 2, 1)?;
     let devices = Provider::simnic().devices()?;
     let (client, server) = (devices[0].open()?, devices[1].open()?);
@@ -56,7 +56,7 @@ fn read(nic: &str, payload_bytes: usize) -> Result<(Duration, u64)> {
             one_read(&a, &cq, &into, remote).map_err(|e| e.to_string()),
         ));
     });
-    cluster.run()?;
+    cluster.run_until_threads_end()?;
     let latency = outcome.take().ok_or("the client has not ended")??;
     Ok((
         latency,

@@ -7,12 +7,12 @@ use std::time::Duration;
 use nicmodel::profile::CorePlace;
 use nicmodel::{PayloadDestination, Profile};
 
-use crate::costs::{MissingCosts, NicParameters, PlaceCosts};
+use crate::costs::{HostOrDpuCosts, MissingCosts, NicParameters};
+use crate::event_queue::Ps;
 use crate::machine::NicCounters;
 use crate::network_faults::{NetworkFaults, UnsupportedRule};
-use crate::queue::Ps;
+use crate::simulation::Simulation;
 use crate::threads;
-use crate::world::Simulation;
 
 /// Number of LIDs that are not multicast LIDs (IBTA vol. 1, 4.1.3).
 const MAX_MACHINES: usize = 0xbfff;
@@ -42,7 +42,7 @@ impl HostOrDpu {
 /// The reason why no cluster could be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ClusterError {
+pub enum CreateClusterError {
     /// The profile lacks numbers that the simulation needs.
     #[error(transparent)]
     MissingCosts(#[from] MissingCosts),
@@ -63,13 +63,13 @@ impl Cluster {
     /// Makes a cluster of `machines` machines with the profile's NIC.
     ///
     /// # Errors
-    /// See [`ClusterError`].
-    pub fn new(profile: &Profile, machines: usize, seed: u64) -> Result<Self, ClusterError> {
+    /// See [`CreateClusterError`].
+    pub fn new(profile: &Profile, machines: usize, seed: u64) -> Result<Self, CreateClusterError> {
         static NEXT_SIMULATION_ID: AtomicU64 = AtomicU64::new(1);
         let places = if profile.dpu.is_some() { 2 } else { 1 };
         let count = u32::try_from(machines).ok();
         let Some(count) = count.filter(|_| machines <= MAX_MACHINES / places) else {
-            return Err(ClusterError::TooManyMachines(machines));
+            return Err(CreateClusterError::TooManyMachines(machines));
         };
         let costs = NicParameters::from_profile(profile)?;
         let mut world = Simulation::new(
@@ -79,9 +79,9 @@ impl Cluster {
             seed,
         );
         world.add_machines(profile, count);
-        let unknown_of_cores = PlaceCosts::from_profile(profile, 1.0, 1).unknown_core_costs;
+        let unknown_of_cores = HostOrDpuCosts::from_profile(profile, 1.0, 1).unknown_core_costs;
         if !threads::install_simulation(Box::new(world)) {
-            return Err(ClusterError::ThreadHasCluster);
+            return Err(CreateClusterError::ThreadHasCluster);
         }
         Ok(Self {
             unknown_core_costs: unknown_of_cores,
@@ -92,7 +92,7 @@ impl Cluster {
     /// Returns the number of machines, each with a NIC; DPUs are not counted.
     #[must_use]
     pub fn machine_count(&self) -> usize {
-        self.with_world(|world| world.nics.len())
+        self.with_simulation(|world| world.nics.len())
     }
 
     /// Returns machine `index`, counted from 0; for a machine with a DPU, this is the host.
@@ -116,7 +116,7 @@ impl Cluster {
         let host = self.host_of_machine(index);
         match place {
             CorePlace::Host => Some(host),
-            CorePlace::Dpu => self.with_world(|world| {
+            CorePlace::Dpu => self.with_simulation(|world| {
                 let dpu = host.index() + world.nics.len();
                 world.machines.get(dpu)?;
                 u32::try_from(dpu).ok().map(HostOrDpu)
@@ -128,7 +128,7 @@ impl Cluster {
     /// (`inline_recv_bytes` of its profile). Drivers enable this for a whole queue pair. Must be called before the
     /// first message is sent.
     pub fn enable_inline_receive(&self) {
-        self.with_world(|world| {
+        self.with_simulation(|world| {
             world.cost_table.recv_payload_destination = PayloadDestination::Inline
         });
     }
@@ -141,14 +141,14 @@ impl Cluster {
     /// The plan has a rule other than `drop`, `corrupt`, `delay`, `rate` and `partition`.
     pub fn inject_faults(&self, plan: &faults::Plan, seed: u64) -> Result<(), UnsupportedRule> {
         let network = NetworkFaults::new(plan, seed)?;
-        self.with_world(|world| world.network_faults = Some(Box::new(network)));
+        self.with_simulation(|world| world.network_faults = Some(Box::new(network)));
         Ok(())
     }
 
     /// Returns how many packets each rule of the plan matched and struck; empty without a plan.
     #[must_use]
     pub fn fault_counts(&self) -> Vec<faults::RuleCounts> {
-        self.with_world(|world| {
+        self.with_simulation(|world| {
             let network = world.network_faults.as_ref();
             network.map_or_else(Vec::new, |network| network.rule_counts())
         })
@@ -157,7 +157,7 @@ impl Cluster {
     /// Returns the number of cores of a host or DPU.
     #[must_use]
     pub fn core_count(&self, machine: HostOrDpu) -> u32 {
-        self.with_world(|world| world.machine(machine.0).costs.core_count)
+        self.with_simulation(|world| world.machine(machine.0).costs.core_count)
     }
 
     /// Returns the costs of cores that the profile lacks; simulated cores take no time for these.
@@ -173,7 +173,7 @@ impl Cluster {
         name: impl Into<String>,
         body: impl FnOnce() + 'static,
     ) {
-        self.with_world(|world| world.spawn(machine.0, name.into(), body));
+        self.with_simulation(|world| world.spawn(machine.0, name.into(), body));
     }
 
     /// Runs the simulation until `until`, or until no event is left.
@@ -195,9 +195,9 @@ impl Cluster {
     ///
     /// # Panics
     /// A simulated thread panics.
-    pub fn run(&self) -> Result<(), DeadlockedThreads> {
+    pub fn run_until_threads_end(&self) -> Result<(), DeadlockedThreads> {
         threads::run_events(Ps::MAX);
-        let names = self.with_world(|world| {
+        let names = self.with_simulation(|world| {
             let threads = world.threads.iter().zip(&world.thread_names);
             let waiting = threads.filter(|(thread, _)| !thread.is_done());
             waiting.map(|(_, name)| name.clone()).collect::<Vec<_>>()
@@ -212,22 +212,22 @@ impl Cluster {
     /// Returns the virtual time since the start.
     #[must_use]
     pub fn now(&self) -> Duration {
-        self.with_world(|world| Duration::from_nanos(world.now / 1000))
+        self.with_simulation(|world| Duration::from_nanos(world.now / 1000))
     }
 
     /// Returns the counters of a machine's NIC, for host and DPU together.
     #[must_use]
     pub fn nic_counters(&self, machine: HostOrDpu) -> NicCounters {
-        self.with_world(|world| world.nic(machine.0).counters)
+        self.with_simulation(|world| world.nic(machine.0).counters)
     }
 
     /// Returns the next random number of the simulation's generator.
     #[must_use]
-    pub fn random(&self) -> u64 {
-        self.with_world(Simulation::random)
+    pub fn next_random(&self) -> u64 {
+        self.with_simulation(Simulation::next_random)
     }
 
-    fn with_world<R>(&self, with: impl FnOnce(&mut Simulation) -> R) -> R {
+    fn with_simulation<R>(&self, with: impl FnOnce(&mut Simulation) -> R) -> R {
         threads::with_simulation(with)
             .expect("the cluster's simulation is on this thread while the cluster is")
     }

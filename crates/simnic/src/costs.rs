@@ -8,8 +8,8 @@ use nicmodel::{
     Footprint, LinkTransactions, Operation, PayloadDestination, PostMethod, Transport, Verb, wqe,
 };
 
-use crate::caches::CoreCaches;
-use crate::queue::Ps;
+use crate::core_caches::CoreCaches;
+use crate::event_queue::Ps;
 
 /// Limit of the number of distinct locks of a NIC, as a logarithm.
 const MAX_ATOMIC_LOCK_BITS: u32 = 16;
@@ -19,20 +19,20 @@ const MAX_ATOMIC_LOCK_BITS: u32 = 16;
 #[error(
     "profile {profile} cannot be simulated: it has no {}; give {} in a profile of your own \
      (verbatim model --template prints one)",
-    .missing.join(", "),
-    if .missing.len() == 1 { "it" } else { "them" }
+    .missing_keys.join(", "),
+    if .missing_keys.len() == 1 { "it" } else { "them" }
 )]
 pub struct MissingCosts {
     /// Name of the profile.
     pub profile: String,
     /// Keys that a simulation needs and the profile lacks.
-    pub missing: Vec<&'static str>,
+    pub missing_keys: Vec<&'static str>,
 }
 
 /// The costs that depend neither on the operation nor on the side (host or DPU) that uses the NIC.
 #[derive(Clone, Debug)]
 pub(crate) struct NicParameters {
-    pub(crate) processing_units: usize,
+    pub(crate) processing_unit_count: usize,
     /// One-way latency of the network.
     pub(crate) network_latency: Ps,
     pub(crate) has_atomics: bool,
@@ -44,7 +44,7 @@ pub(crate) struct NicParameters {
 
 /// The costs of the cores and memory of a host or DPU.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PlaceCosts {
+pub(crate) struct HostOrDpuCosts {
     pub(crate) core_count: u32,
     pub(crate) post_wqe: Ps,
     pub(crate) mmio_write: Ps,
@@ -83,10 +83,13 @@ impl NicParameters {
             .collect();
         if !missing.is_empty() {
             let profile = profile.name.clone();
-            return Err(MissingCosts { profile, missing });
+            return Err(MissingCosts {
+                profile,
+                missing_keys: missing,
+            });
         }
         Ok(Self {
-            processing_units: nic.units.as_ref().map_or(1, |units| units.value as usize),
+            processing_unit_count: nic.units.as_ref().map_or(1, |units| units.value as usize),
             network_latency: ps_from_ns(value_or_zero(&profile.port.latency_ns)),
             has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
             atomic_lock_bits: profile
@@ -101,7 +104,7 @@ impl NicParameters {
     }
 }
 
-impl PlaceCosts {
+impl HostOrDpuCosts {
     /// Returns the time of a poll that finds nothing or one completion. It is never 0; otherwise a loop that only polls
     /// would never end.
     #[inline(always)]
@@ -112,7 +115,7 @@ impl PlaceCosts {
     /// Makes the costs of the side that is the host in `profile`, whose cores have `core_speed` times the speed of the
     /// host's, while so many of them are active.
     pub(crate) fn from_profile(profile: &Profile, core_speed: f64, active_cores: u32) -> Self {
-        let core_speed = core_speed / profile.slowdown(active_cores);
+        let core_speed = core_speed / profile.slowdown_factor(active_cores);
         let profile = &*profile.with_active_cores(active_cores);
         let (host, nic) = (&profile.host, &profile.processing);
         let mut unknown_core_costs = Vec::new();
@@ -153,7 +156,7 @@ impl PlaceCosts {
             return time;
         }
         #[expect(clippy::cast_precision_loss, reason = "times of a run, far below 2^53")]
-        rounded(time as f64 * self.core_slowdown_factor)
+        round_to_u64(time as f64 * self.core_slowdown_factor)
     }
 }
 
@@ -171,7 +174,7 @@ fn value_or_zero(number: &Option<Sourced<f64>>) -> f64 {
 
 /// Converts nanoseconds to picoseconds.
 fn ps_from_ns(ns: f64) -> Ps {
-    rounded(ns * 1e3)
+    round_to_u64(ns * 1e3)
 }
 
 #[expect(
@@ -179,7 +182,7 @@ fn ps_from_ns(ns: f64) -> Ps {
     clippy::cast_sign_loss,
     reason = "times and sizes of a checked profile are positive and far below 2^63"
 )]
-fn rounded(number: f64) -> u64 {
+fn round_to_u64(number: f64) -> u64 {
     number.round() as u64
 }
 
@@ -193,7 +196,7 @@ pub(crate) struct OperationCosts {
     pub(crate) has_response_data: bool,
     /// True for a WRITE; `with_imm`: true if the message has an immediate.
     pub(crate) is_rdma_write: bool,
-    pub(crate) with_imm: bool,
+    pub(crate) has_imm: bool,
     /// True for a SEND of a datagram.
     pub(crate) is_datagram_send: bool,
     /// True if the requester waits for the responder before the operation completes.
@@ -237,7 +240,7 @@ impl PacketCount {
         let count = packets.count.max(1.0);
         Self {
             count: count as u32,
-            average_bytes: (packets.bytes / count) as u32,
+            average_bytes: (packets.bytes_without_gaps / count) as u32,
         }
     }
 }
@@ -282,7 +285,7 @@ pub(crate) struct PcieCost {
 impl PcieCost {
     /// Returns the transfers of `packets` of the `count` packets that the whole transfers are for.
     #[inline(always)]
-    pub(crate) fn of_packets(&self, packets: u32, count: u32) -> Self {
+    pub(crate) fn share_for_packets(&self, packets: u32, count: u32) -> Self {
         if packets == count {
             return *self;
         }
@@ -314,7 +317,7 @@ pub(crate) struct CostTable {
     /// Method by which RECVs take payload that fits into the completion.
     pub(crate) recv_payload_destination: PayloadDestination,
     operation_costs: Vec<OperationCosts>,
-    by_key: HashMap<OperationCostKey, u16>,
+    cost_index_by_key: HashMap<OperationCostKey, u16>,
     doorbell_cost: [PcieCost; MAX_PLACES],
     cqe_write_cost: [PcieCost; MAX_PLACES],
 }
@@ -340,7 +343,7 @@ impl CostTable {
             cqe_write_cost: cqe,
             recv_payload_destination: PayloadDestination::Regular,
             operation_costs: Vec::new(),
-            by_key: HashMap::new(),
+            cost_index_by_key: HashMap::new(),
         }
     }
 
@@ -351,7 +354,7 @@ impl CostTable {
 
     /// Returns the shape of an operation with its opcode of the ABI; `None` if the NIC cannot do the operation.
     pub(crate) fn find_or_add(&mut self, key: OperationCostKey, opcode: u32) -> Option<u16> {
-        if let Some(&id) = self.by_key.get(&key) {
+        if let Some(&id) = self.cost_index_by_key.get(&key) {
             return Some(id);
         }
         let shape = compute_operation_costs(
@@ -362,7 +365,7 @@ impl CostTable {
         )?;
         let id = u16::try_from(self.operation_costs.len()).ok()?;
         self.operation_costs.push(shape);
-        self.by_key.insert(key, id);
+        self.cost_index_by_key.insert(key, id);
         Some(id)
     }
 
@@ -439,9 +442,9 @@ fn compute_operation_costs(
     let profile = profiles.first()?;
     let operation = Operation {
         inline: key.inline,
-        imm: key.has_imm,
+        has_imm: key.has_imm,
         num_sge: key.num_sge.max(1),
-        receive,
+        payload_destination: receive,
         ..Operation::new(key.verb, key.transport, key.payload_bytes)
     };
     let one = Footprint::of_postlist(profile, &operation, PostMethod::WqeByMmio, 1).ok()?;
@@ -467,7 +470,7 @@ fn compute_operation_costs(
         opcode,
         has_response_data: !key.verb.carries_payload_in_request(),
         is_rdma_write: key.verb == Verb::RdmaWrite,
-        with_imm: key.has_imm,
+        has_imm: key.has_imm,
         is_datagram_send: key.verb == Verb::Send && key.transport == Transport::Ud,
         waits_for_responder: key.transport == Transport::Rc,
         wqe_cache_lines: u64::from(lines),
@@ -478,10 +481,10 @@ fn compute_operation_costs(
         inbound_processing_time: ps_from_ns(nicmodel::bounds::nic_ns_per_arriving_operation(
             profile, &operation,
         )?),
-        request_packets: PacketCount::of(one.network.to_responder),
-        response_packets: PacketCount::of(one.network.to_requester),
-        request_wire_time: wire(one.network.to_responder),
-        response_wire_time: wire(one.network.to_requester),
+        request_packets: PacketCount::of(one.network_packets.to_responder),
+        response_packets: PacketCount::of(one.network_packets.to_requester),
+        request_wire_time: wire(one.network_packets.to_responder),
+        response_wire_time: wire(one.network_packets.to_requester),
         transfers_by_place: with,
     })
 }
@@ -528,7 +531,7 @@ struct PcieLink {
 impl PcieLink {
     fn from_profile(profile: &Profile) -> Self {
         Self {
-            bytes_per_ns: pcie::bandwidth_mbps(profile) * 1e-3,
+            bytes_per_ns: pcie::bandwidth_mbytes_per_s(profile) * 1e-3,
             overhead_bytes_per_tlp: profile.pcie.link_layer_bytes_per_tlp.value,
             overhead_bytes_per_mmio: value_or_zero(&profile.pcie.mmio_overhead_bytes),
         }
@@ -550,14 +553,14 @@ impl PcieLink {
             to_device += part.bytes_to_device() + overhead + mmio;
             to_host += part.bytes_to_host() + overhead;
             if part.purpose.kind() == TransactionKind::DmaRead {
-                lines += part.lines;
+                lines += part.cache_lines;
             }
         }
         PcieCost {
             link_time_to_device: ps_from_ns(to_device / self.bytes_per_ns),
             link_time_to_host: ps_from_ns(to_host / self.bytes_per_ns),
             // The product is an integer, except for rounding.
-            dma_read_bytes: rounded(lines * f64::from(wqe::CACHE_LINE_BYTES)),
+            dma_read_bytes: round_to_u64(lines * f64::from(wqe::CACHE_LINE_BYTES)),
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use verbs_abi as abi;
 
-use crate::channel::Arming;
+use crate::completion_channel::Arming;
 use crate::event::SimulationEvent;
+use crate::event_queue::{EventQueue, Ps};
 use crate::fifo_queue::FifoQueue;
 use crate::message::SUCCESS_STATUS;
 use crate::prefetch::prefetch;
-use crate::queue::{EventQueue, Ps};
 use crate::thread::{SimulatedThread, wake_if_waiting};
 
 /// A completion, with the time at which it becomes visible.
@@ -22,7 +22,7 @@ pub(crate) struct Cqe {
     pub(crate) slid: u16,
     /// Number of slots of the send queue that the poll of this completion frees; 0 for a RECV.
     pub(crate) freed_send_queue_slots: u16,
-    pub(crate) with_imm: bool,
+    pub(crate) has_imm: bool,
     /// True for the RECV of a solicited message.
     pub(crate) solicited: bool,
     pub(crate) status: u8,
@@ -34,14 +34,14 @@ pub(crate) struct Cqe {
 #[repr(align(64))]
 pub(crate) struct Cq {
     pub(crate) capacity: u32,
-    pub(crate) overrun: bool,
+    pub(crate) is_overrun: bool,
     pub(crate) armed_for: Arming,
     pub(crate) cqes: FifoQueue<Cqe>,
     /// The C structure of this CQ, which the poller of a completion accesses.
     pub(crate) handle: *const abi::ibv_cq,
-    /// Thread that polled the queue last; `wait_period_at_last_poll`: the stamp of that thread at the time.
+    /// Thread that polled the queue last; `wait_period_number_at_last_poll`: the stamp of that thread at the time.
     pub(crate) last_polling_thread: Option<u32>,
-    pub(crate) wait_period_at_last_poll: u64,
+    pub(crate) wait_period_number_at_last_poll: u64,
 }
 
 const _: () = assert!(size_of::<Option<Cq>>() == 64);
@@ -60,7 +60,10 @@ impl Cq {
             thread.further_polled_cqs.push(number);
             thread.polls_several_cqs = true;
         }
-        (self.last_polling_thread, self.wait_period_at_last_poll) = (Some(me), thread.wait_period);
+        (
+            self.last_polling_thread,
+            self.wait_period_number_at_last_poll,
+        ) = (Some(me), thread.wait_period_number);
     }
 
     /// Adds a completion. If the thread that polled the queue last waits, it resumes when the completion is visible.
@@ -73,7 +76,7 @@ impl Cq {
         events: &mut EventQueue<SimulationEvent>,
     ) -> bool {
         if self.cqes.len() >= self.capacity as usize {
-            self.overrun = true;
+            self.is_overrun = true;
             return false;
         }
         prefetch(self.handle);
@@ -134,12 +137,12 @@ mod tests {
     fn a_reset_removes_the_completions_of_its_queue_pair() {
         let mut cq = Cq {
             capacity: 8,
-            overrun: false,
+            is_overrun: false,
             armed_for: Arming::Disarmed,
             cqes: FifoQueue::default(),
             handle: std::ptr::null(),
             last_polling_thread: None,
-            wait_period_at_last_poll: 0,
+            wait_period_number_at_last_poll: 0,
         };
         for (wr_id, qpn) in [(0, 1), (1, 2), (2, 1)] {
             cq.cqes.push(Cqe {
@@ -151,7 +154,7 @@ mod tests {
                 src_qp: 0,
                 slid: 0,
                 freed_send_queue_slots: 1,
-                with_imm: false,
+                has_imm: false,
                 solicited: false,
                 status: SUCCESS_STATUS,
                 opcode: 0,

@@ -28,12 +28,13 @@
 #![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 
 mod abi;
-mod caches;
-mod channel;
 mod cluster;
+mod completion_channel;
+mod core_caches;
 mod costs;
 mod cq;
 mod event;
+mod event_queue;
 mod fifo_queue;
 mod machine;
 mod memory;
@@ -41,32 +42,31 @@ mod message;
 mod mr;
 mod network_faults;
 mod nic;
+mod outstanding_reads;
 mod port;
-mod post;
+mod post_and_poll;
+mod posted_recvs;
 mod prefetch;
 mod qp;
-mod queue;
-mod reads;
-mod recvs;
 mod retransmission;
 mod serial_resource;
-mod spend;
+mod simulation;
+mod spend_core_time;
 mod srq;
 mod thread;
 mod threads;
 mod timetable;
-mod world;
 
 pub use abi::provider_symbols;
-pub use cluster::{Cluster, ClusterError, DeadlockedThreads, HostOrDpu};
+pub use cluster::{Cluster, CreateClusterError, DeadlockedThreads, HostOrDpu};
 pub use costs::MissingCosts;
 pub use machine::NicCounters;
 pub use network_faults::UnsupportedRule;
-pub use spend::{
-    spend, spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
+pub use spend_core_time::{
+    spend_core_time, spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
     spend_shared_atomic_add,
 };
 pub use threads::{
-    idle, idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain,
-    wait_until_channel_readable,
+    is_simulated, now, now_ns, poll_cqs_while_empty, suspend_while_idle, suspend_while_polling_cq,
+    suspend_while_polling_memory, wait_until_channel_readable,
 };

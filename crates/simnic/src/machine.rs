@@ -2,10 +2,10 @@
 
 use nicmodel::profile::CorePlace;
 
-use crate::costs::{PcieCost, PlaceCosts};
+use crate::costs::{HostOrDpuCosts, PcieCost};
+use crate::event_queue::Ps;
 use crate::fifo_queue::FifoQueue;
 use crate::port::NicPorts;
-use crate::queue::Ps;
 use crate::serial_resource::SerialResource;
 use crate::timetable::SerialTimetable;
 
@@ -59,15 +59,15 @@ pub(crate) fn gid_of_machine(machine: u32) -> [u8; 16] {
 #[derive(Debug, Default)]
 pub(crate) struct HostOrDpuState {
     /// Index of the NIC, which a host shares with its DPU.
-    pub(crate) nic: u32,
+    pub(crate) nic_index: u32,
     pub(crate) place: CorePlace,
     /// Number of cores on which threads were started.
     pub(crate) active_cores: u32,
-    pub(crate) costs: PlaceCosts,
-    /// MMIO writes of the cores; `link_to_device`: all transfers on the link to the device.
-    pub(crate) mmio_writes: SerialTimetable,
-    pub(crate) link_to_device: SerialResource,
-    pub(crate) link_to_host: SerialResource,
+    pub(crate) costs: HostOrDpuCosts,
+    /// MMIO writes of the cores; `pcie_to_device`: all transfers on the link to the device.
+    pub(crate) mmio_write_timetable: SerialTimetable,
+    pub(crate) pcie_to_device: SerialResource,
+    pub(crate) pcie_to_host: SerialResource,
     /// Time at which each lock for atomics in this memory is free; empty until the first atomic.
     pub(crate) atomic_locks: Vec<SerialResource>,
     /// Regions with WRITEs that are not visible yet, each with the time of its first one; `next_write_visible_at`: the
@@ -80,17 +80,17 @@ impl HostOrDpuState {
     /// Fetches payload from this memory from `at` on; returns the time at which the NIC has all of it.
     #[inline(always)]
     pub(crate) fn fetch_payload(&mut self, at: Ps, fetch: &PcieCost) -> Ps {
-        self.link_to_host
+        self.pcie_to_host
             .reserve_without_waiting(at, fetch.link_time_to_host);
         let fetched = self
-            .link_to_device
+            .pcie_to_device
             .reserve_time(at, fetch.link_time_to_device);
         fetched.max(at + 2 * self.costs.pcie_latency)
     }
 
     /// Returns the time at which the NIC would have payload that it fetches from `at` on.
     pub(crate) fn payload_fetch_end(&self, at: Ps, fetch: &PcieCost) -> Ps {
-        let fetched = self.link_to_device.next_start(at) + fetch.link_time_to_device;
+        let fetched = self.pcie_to_device.next_start(at) + fetch.link_time_to_device;
         fetched.max(at + 2 * self.costs.pcie_latency)
     }
 }

@@ -96,7 +96,7 @@ impl SimulatedRegion {
     }
 
     /// Returns the aligned word at `addr`; `None` if it is unaligned or outside the region.
-    pub(crate) fn word(&self, addr: u64) -> Option<&AtomicU64> {
+    pub(crate) fn atomic_word_at(&self, addr: u64) -> Option<&AtomicU64> {
         let word = self
             .checked_pointer(addr, 8)
             .filter(|_| addr.is_multiple_of(8))?;
@@ -133,7 +133,7 @@ unsafe fn load_byte(at: *mut u8) -> (u8, *mut u8) {
 pub(crate) enum Payload {
     Small {
         len: u8,
-        bytes: [u8; MAX_SMALL_BYTES],
+        bytes: [u8; MAX_SMALL_PAYLOAD_BYTES],
     },
     Medium {
         len: u8,
@@ -144,19 +144,19 @@ pub(crate) enum Payload {
     Large(Box<Vec<u8>>),
 }
 
-const MAX_SMALL_BYTES: usize = 14;
-const MAX_MEDIUM_BYTES: usize = 128;
+const MAX_SMALL_PAYLOAD_BYTES: usize = 14;
+const MAX_MEDIUM_PAYLOAD_BYTES: usize = 128;
 
 thread_local! {
     /// Buffers that no payload uses, the one that was used last at the end: its cache lines are likely in the caches.
     #[expect(clippy::vec_box, reason = "buffers move without a copy")]
-    static UNUSED_BUFFERS: RefCell<Vec<Box<[u8; MAX_MEDIUM_BYTES]>>> = const { RefCell::new(Vec::new()) };
+    static UNUSED_BUFFERS: RefCell<Vec<Box<[u8; MAX_MEDIUM_PAYLOAD_BYTES]>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A buffer of a medium payload, which goes back to a pool. To allocate and free these buffers took one instruction in
 /// twenty of a key-value store's simulation.
 #[derive(Debug)]
-pub(crate) struct PooledBuffer(Option<Box<[u8; MAX_MEDIUM_BYTES]>>);
+pub(crate) struct PooledBuffer(Option<Box<[u8; MAX_MEDIUM_PAYLOAD_BYTES]>>);
 
 impl PooledBuffer {
     /// Takes a buffer with any contents. The function is not inlined, because most payloads are small, and the code that
@@ -166,7 +166,7 @@ impl PooledBuffer {
         let unused = UNUSED_BUFFERS.try_with(|unused| unused.borrow_mut().pop());
         let buffer = unused.ok().flatten();
         Self(Some(
-            buffer.unwrap_or_else(|| Box::new([0; MAX_MEDIUM_BYTES])),
+            buffer.unwrap_or_else(|| Box::new([0; MAX_MEDIUM_PAYLOAD_BYTES])),
         ))
     }
 
@@ -199,7 +199,7 @@ impl Drop for PooledBuffer {
 }
 
 #[inline(never)]
-fn return_to_pool(buffer: Box<[u8; MAX_MEDIUM_BYTES]>) {
+fn return_to_pool(buffer: Box<[u8; MAX_MEDIUM_PAYLOAD_BYTES]>) {
     // Without the pool, because the thread ends, the buffer is freed.
     let _ = UNUSED_BUFFERS.try_with(|unused| unused.borrow_mut().push(buffer));
 }
@@ -207,13 +207,13 @@ fn return_to_pool(buffer: Box<[u8; MAX_MEDIUM_BYTES]>) {
 impl Payload {
     pub(crate) const EMPTY: Self = Self::Small {
         len: 0,
-        bytes: [0; MAX_SMALL_BYTES],
+        bytes: [0; MAX_SMALL_PAYLOAD_BYTES],
     };
 
     /// Makes a payload of 8 bytes, the most frequent small size.
     #[inline(always)]
     pub(crate) fn from_word(word: [u8; 8]) -> Self {
-        let mut bytes = [0; MAX_SMALL_BYTES];
+        let mut bytes = [0; MAX_SMALL_PAYLOAD_BYTES];
         bytes[..8].copy_from_slice(&word);
         Self::Small { len: 8, bytes }
     }
@@ -222,11 +222,11 @@ impl Payload {
     #[inline]
     pub(crate) fn filled_by(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
         match u8::try_from(len) {
-            Ok(short) if len <= MAX_SMALL_BYTES => {
-                let mut bytes = [0; MAX_SMALL_BYTES];
+            Ok(short) if len <= MAX_SMALL_PAYLOAD_BYTES => {
+                let mut bytes = [0; MAX_SMALL_PAYLOAD_BYTES];
                 fill(&mut bytes[..len]).then_some(Self::Small { len: short, bytes })
             }
-            Ok(short) if len <= MAX_MEDIUM_BYTES => {
+            Ok(short) if len <= MAX_MEDIUM_PAYLOAD_BYTES => {
                 let mut bytes = PooledBuffer::new();
                 fill(&mut bytes.bytes_mut()[..len]).then_some(Self::Medium { len: short, bytes })
             }

@@ -3,7 +3,7 @@
 use verbs_abi as abi;
 
 use crate::memory::Payload;
-use crate::reads::ReadSequence;
+use crate::outstanding_reads::ReadSequence;
 use crate::retransmission::SequenceNumber;
 
 /// A work request between its post and its completion. It has the size of a cache line, since many are in flight.
@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<InFlightMessage>() == 64);
 
 /// Converts a code of the ABI, all of which fit into a byte.
 #[expect(clippy::cast_possible_truncation, reason = "asserted")]
-pub(crate) const fn code_u8(code: u32) -> u8 {
+pub(crate) const fn abi_code_to_u8(code: u32) -> u8 {
     assert!(code <= 0xff);
     code as u8
 }
@@ -70,7 +70,7 @@ impl MessageFlags {
 }
 
 /// `IBV_WC_SUCCESS` as stored in a message.
-pub(crate) const SUCCESS_STATUS: u8 = code_u8(abi::IBV_WC_SUCCESS);
+pub(crate) const SUCCESS_STATUS: u8 = abi_code_to_u8(abi::IBV_WC_SUCCESS);
 
 /// The additional fields of READs and atomics.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use crate::event::SimulationEvent;
+use crate::event_queue::{EventQueue, Ps};
 use crate::machine::HostOrDpuState;
 use crate::memory::{Payload, SimulatedRegion};
-use crate::queue::{EventQueue, Ps};
 use crate::thread::{SimulatedThread, wake_if_waiting};
 
 /// A memory region.

@@ -8,8 +8,8 @@ use faults::{
 };
 use nicmodel::Verb;
 
+use crate::event_queue::Ps;
 use crate::machine::gid_of_machine;
-use crate::queue::Ps;
 
 /// A rule of a fault plan that a simulated cluster does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,21 +30,21 @@ pub(crate) struct NetworkFaults {
 /// One direction of a message, in packets.
 pub(crate) struct MessagePackets {
     /// Machines from which and to which the packets go.
-    pub(crate) machines: (u32, u32),
+    pub(crate) from_and_to_machines: (u32, u32),
     /// Queue pairs from which and to which the packets go.
-    pub(crate) qps: (u32, u32),
+    pub(crate) from_and_to_qps: (u32, u32),
     pub(crate) operation: &'static str,
     /// Average length of a packet.
     pub(crate) packet_bytes: u32,
     /// The packets of the message that are sent.
-    pub(crate) packets: Range<u32>,
+    pub(crate) sent_packet_range: Range<u32>,
 }
 
 /// The effects of a plan on the packets of a message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PacketOutcome {
     /// The first packet that is lost.
-    pub(crate) first_lost: Option<u32>,
+    pub(crate) first_lost_packet: Option<u32>,
     /// Delay of the message: that of its packet with the longest delay.
     pub(crate) delay: Ps,
 }
@@ -80,27 +80,31 @@ impl NetworkFaults {
 
     /// Decides about the packets of a message that leave at `at`. Packets behind a lost one count as sent, too,
     /// although a NAK may come before some of them leave.
-    pub(crate) fn decide(&mut self, at: Ps, message: MessagePackets) -> PacketOutcome {
-        let (from, to) = message.machines;
+    pub(crate) fn decide_packet_faults(
+        &mut self,
+        at: Ps,
+        message: MessagePackets,
+    ) -> PacketOutcome {
+        let (from, to) = message.from_and_to_machines;
         let facts = PacketFacts {
             direction: Direction::Send,
             source: address_of_machine(from),
             destination: address_of_machine(to),
             // Queue pairs are numbered from 1 in the order of their creation.
             queue_pair: QueuePairIds {
-                creation_number: message.qps.0,
-                qpn: message.qps.0,
+                creation_number: message.from_and_to_qps.0,
+                qpn: message.from_and_to_qps.0,
             },
-            peer_qpn: Some(message.qps.1),
+            peer_qpn: Some(message.from_and_to_qps.1),
             operation: message.operation,
             bytes: message.packet_bytes,
         };
         let mut outcome = PacketOutcome::default();
-        for packet in message.packets {
+        for packet in message.sent_packet_range {
             let verdict = self.injector.decide_packet(at / 1000, &facts);
             // The check of the ICRC drops a corrupted packet.
             if verdict.drop || verdict.corrupt_bit.is_some() {
-                outcome.first_lost.get_or_insert(packet);
+                outcome.first_lost_packet.get_or_insert(packet);
             } else {
                 outcome.delay = outcome.delay.max(verdict.delay_ns.saturating_mul(1000));
             }
@@ -115,7 +119,7 @@ fn address_of_machine(machine: u32) -> IpAddr {
 }
 
 /// Returns the name of a verb in fault plans.
-pub(crate) fn fault_operation_of_verb(verb: Verb) -> &'static str {
+pub(crate) fn fault_plan_name_of_verb(verb: Verb) -> &'static str {
     match verb {
         Verb::Send => "SEND",
         Verb::RdmaWrite => "RDMA_WRITE",
@@ -126,7 +130,7 @@ pub(crate) fn fault_operation_of_verb(verb: Verb) -> &'static str {
 }
 
 /// Returns the name of a message's response in fault plans.
-pub(crate) fn fault_operation_of_response(verb: Verb) -> &'static str {
+pub(crate) fn fault_plan_name_of_response(verb: Verb) -> &'static str {
     match verb {
         Verb::RdmaRead => "READ_RESPONSE",
         _ => "ACK",
@@ -147,8 +151,8 @@ mod tests {
             Verb::AtomicFetchAndAdd,
             Verb::Flush,
         ] {
-            assert!(faults::OPERATIONS.contains(&fault_operation_of_verb(verb)));
-            assert!(faults::OPERATIONS.contains(&fault_operation_of_response(verb)));
+            assert!(faults::OPERATIONS.contains(&fault_plan_name_of_verb(verb)));
+            assert!(faults::OPERATIONS.contains(&fault_plan_name_of_response(verb)));
         }
     }
 

@@ -19,8 +19,8 @@ mod requester;
 mod responder;
 mod retry;
 
-use crate::queue::Ps;
-use crate::world::Simulation;
+use crate::event_queue::Ps;
+use crate::simulation::Simulation;
 
 impl Simulation {
     /// Returns the time until which the present event may also process what follows.
@@ -30,7 +30,7 @@ impl Simulation {
 
     /// Returns true if messages between two machines use the network. Those between a host and its DPU do not.
     pub(super) fn passes_network(&self, from: u32, to: u32) -> bool {
-        let nic_of = |machine: u32| self.machines[machine as usize].nic;
+        let nic_of = |machine: u32| self.machines[machine as usize].nic_index;
         nic_of(from) != nic_of(to) || from == to
     }
 

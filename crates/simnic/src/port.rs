@@ -39,7 +39,7 @@ impl NicPorts {
 
     /// Returns the port of a queue pair that sends.
     #[inline(always)]
-    pub(crate) fn port_of_sending_qp(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
+    pub(crate) fn get_or_assign_sending_port(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
         if *own == QpPortIndex::UNASSIGNED {
             *own = assign_port(&mut self.sending_qps_with_port, self.ports.len());
         }
@@ -48,7 +48,7 @@ impl NicPorts {
 
     /// Returns the port of a queue pair that receives.
     #[inline(always)]
-    pub(crate) fn port_of_receiving_qp(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
+    pub(crate) fn get_or_assign_receiving_port(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
         if *own == QpPortIndex::UNASSIGNED {
             *own = assign_port(&mut self.receiving_qps_with_port, self.ports.len());
         }
@@ -74,14 +74,14 @@ mod tests {
         for (index, own) in own.iter_mut().enumerate() {
             // As with threads that each have a queue pair to receive and one to send.
             if index % 2 == 0 {
-                ports.port_of_receiving_qp(own);
+                ports.get_or_assign_receiving_port(own);
             } else {
-                ports.port_of_sending_qp(own);
+                ports.get_or_assign_sending_port(own);
             }
         }
         assert_eq!(own.map(|own| own.0), [0, 0, 1, 1, 0, 0]);
         let before = own[2];
-        ports.port_of_sending_qp(&mut own[2]);
+        ports.get_or_assign_sending_port(&mut own[2]);
         assert_eq!(own[2], before);
     }
 }

@@ -3,12 +3,12 @@
 use verbs_abi as abi;
 
 use crate::cq::Cq;
+use crate::event_queue::Ps;
 use crate::fifo_queue::FifoQueue;
+use crate::outstanding_reads::OutstandingReads;
 use crate::port::QpPortIndex;
+use crate::posted_recvs::PostedRecvs;
 use crate::prefetch::prefetch;
-use crate::queue::Ps;
-use crate::reads::OutstandingReads;
-use crate::recvs::PostedRecvs;
 use crate::retransmission::{Retransmission, RetryAttributes, SequenceNumber};
 
 /// A list of WQEs that were posted together.
@@ -37,7 +37,7 @@ pub(crate) struct WorkRequestKind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Qp {
-    pub(crate) recvs: PostedRecvs,
+    pub(crate) posted_recvs: PostedRecvs,
     /// No message to this queue pair becomes visible before this time.
     pub(crate) last_delivery_visible_at: Ps,
     pub(crate) machine: u32,
@@ -91,7 +91,7 @@ pub(crate) struct Qp {
     /// delay that this adds to the WQE on which the unit works.
     pub(crate) wqe_refetches_until: Ps,
     pub(crate) wqe_refetch_delay: Ps,
-    pub(crate) reads: OutstandingReads,
+    pub(crate) outstanding_reads: OutstandingReads,
     pub(crate) retry_attributes: RetryAttributes,
     /// Shared receive queue from which the queue pair takes RECVs.
     pub(crate) srq: Option<u32>,
@@ -109,19 +109,19 @@ impl Qp {
     #[inline(always)]
     pub(crate) fn prefetch_for_arrival(&self, cqs: &[Option<Cq>]) {
         if self.transport == nicmodel::Transport::Ud {
-            prefetch(self.recvs.runs.front_address());
+            prefetch(self.posted_recvs.runs.front_address());
             prefetch(cqs.as_ptr().wrapping_add(self.recv_cq as usize));
         }
     }
 
     /// Returns true if a message of a reliable requester was posted and has not completed.
-    pub(crate) fn has_outstanding(&self, number: SequenceNumber) -> bool {
+    pub(crate) fn is_outstanding(&self, number: SequenceNumber) -> bool {
         !number.is_before(self.next_completed_sequence)
             && number.is_before(self.next_posted_sequence)
     }
 
     /// Sets the number of the next message that is posted.
-    pub(crate) fn start_sending_at(&mut self, first: SequenceNumber) {
+    pub(crate) fn set_first_sequence_number(&mut self, first: SequenceNumber) {
         (self.next_posted_sequence, self.next_completed_sequence) = (first, first);
     }
 

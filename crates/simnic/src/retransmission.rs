@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::queue::Ps;
+use crate::event_queue::Ps;
 
 /// The number of a message among the messages of a reliable queue pair. It starts at the queue pair's PSN. A message
 /// has one number for all of its packets.
@@ -85,12 +85,12 @@ pub(crate) struct Retransmission {
     unacknowledged: Vec<(SequenceNumber, u32)>,
     /// Messages whose response has arrived while an earlier message was sent again, in the same order. They complete
     /// after that one.
-    early: Vec<(SequenceNumber, u32)>,
+    early_acknowledged: Vec<(SequenceNumber, u32)>,
     /// Time of the next retry, and its cause.
     next_retry: Option<(Ps, RetryCause)>,
     /// Number of timeouts and of missing messages and responses since packets were acknowledged; `rnr_naks`: of RNR
     /// NAKs since then.
-    pub(crate) retries: u32,
+    pub(crate) retry_count: u32,
     pub(crate) rnr_naks: u32,
     /// True from an RNR NAK until the next retry: meanwhile the responder sends no other NAK.
     pub(crate) rnr_nak_sent: bool,
@@ -110,22 +110,22 @@ impl Retransmission {
     }
 
     /// Adds a message whose response has arrived before that of an earlier one.
-    pub(crate) fn add_early(&mut self, number: SequenceNumber, message: u32) {
-        insert_in_order(&mut self.early, number, message);
+    pub(crate) fn add_early_acknowledged(&mut self, number: SequenceNumber, message: u32) {
+        insert_in_order(&mut self.early_acknowledged, number, message);
     }
 
     /// Removes and returns the message of this number if its response has arrived already.
-    pub(crate) fn take_early(&mut self, number: SequenceNumber) -> Option<u32> {
-        take_if_first(&mut self.early, number)
+    pub(crate) fn take_early_acknowledged(&mut self, number: SequenceNumber) -> Option<u32> {
+        take_if_first(&mut self.early_acknowledged, number)
     }
 
     /// Returns true if a response has arrived before that of an earlier message.
-    pub(crate) fn has_early(&self) -> bool {
-        !self.early.is_empty()
+    pub(crate) fn has_early_acknowledged(&self) -> bool {
+        !self.early_acknowledged.is_empty()
     }
 
     /// Returns true if the message of this number is to be sent again, and is the first of its kind.
-    pub(crate) fn holds(&self, number: SequenceNumber) -> bool {
+    pub(crate) fn is_first_to_resend(&self, number: SequenceNumber) -> bool {
         let lists = [&self.unacknowledged, &self.undelivered];
         let mut firsts = lists.into_iter().filter_map(|list| list.first());
         firsts.any(|(first, _)| *first == number)
@@ -165,7 +165,7 @@ impl Retransmission {
         let lists = [
             &mut self.unacknowledged,
             &mut self.undelivered,
-            &mut self.early,
+            &mut self.early_acknowledged,
         ];
         let taken = lists
             .into_iter()
@@ -198,7 +198,7 @@ impl Retransmission {
         }
         self.partly_arrived = Some((number, lost));
         if lost > packets.start {
-            self.forget_retries();
+            self.reset_retry_counts();
         }
     }
 
@@ -215,7 +215,7 @@ impl Retransmission {
 
     /// Sets the time of the next retry if it is earlier than the present one. A wait for a receiver is not shortened.
     /// Returns true if the time is new.
-    pub(crate) fn schedule(&mut self, at: Ps, cause: RetryCause) -> bool {
+    pub(crate) fn schedule_retry(&mut self, at: Ps, cause: RetryCause) -> bool {
         let sooner = match self.next_retry {
             _ if cause == RetryCause::ReceiverNotReady => true,
             Some((_, RetryCause::ReceiverNotReady)) => false,
@@ -230,21 +230,21 @@ impl Retransmission {
     }
 
     /// Returns the cause of a retry that is due, once.
-    pub(crate) fn take_due(&mut self, now: Ps) -> Option<RetryCause> {
+    pub(crate) fn take_due_retry(&mut self, now: Ps) -> Option<RetryCause> {
         let (_, cause) = self.next_retry.take_if(|(at, _)| *at == now)?;
         Some(cause)
     }
 
     /// Takes all messages, also those that are not sent again.
-    pub(crate) fn take_all(&mut self) -> Vec<u32> {
-        let early = std::mem::take(&mut self.early).into_iter();
-        let mut all = self.take_messages();
+    pub(crate) fn take_all_messages(&mut self) -> Vec<u32> {
+        let early = std::mem::take(&mut self.early_acknowledged).into_iter();
+        let mut all = self.take_messages_to_resend();
         all.extend(early.map(|(_, message)| message));
         all
     }
 
     /// Takes the messages that are sent again, in the order in which they were posted.
-    pub(crate) fn take_messages(&mut self) -> Vec<u32> {
+    pub(crate) fn take_messages_to_resend(&mut self) -> Vec<u32> {
         let mut all = std::mem::take(&mut self.unacknowledged);
         for (number, message) in self.undelivered.drain(..) {
             insert_in_order(&mut all, number, message);
@@ -256,12 +256,12 @@ impl Retransmission {
 
     /// Records that a message has completed.
     pub(crate) fn record_completion(&mut self, number: SequenceNumber) {
-        self.forget_retries();
+        self.reset_retry_counts();
         self.partly_arrived = self.partly_arrived.filter(|(of, _)| *of != number);
     }
 
-    fn forget_retries(&mut self) {
-        (self.retries, self.rnr_naks) = (0, 0);
+    fn reset_retry_counts(&mut self) {
+        (self.retry_count, self.rnr_naks) = (0, 0);
     }
 }
 
@@ -312,24 +312,24 @@ mod tests {
         );
         assert_eq!(retransmission.unacknowledged_message(number(0xfffe)), None);
         let order = [0xfffc, 0xfffe, 0xffff, 0x1_0000, 0x1_0001];
-        assert_eq!(retransmission.take_messages(), order);
-        assert!(retransmission.take_messages().is_empty());
+        assert_eq!(retransmission.take_messages_to_resend(), order);
+        assert!(retransmission.take_messages_to_resend().is_empty());
     }
 
     #[test]
     fn the_earliest_retry_counts_but_a_wait_for_a_receiver_is_not_shortened() {
         let mut retransmission = Retransmission::default();
-        assert!(retransmission.schedule(90, RetryCause::Timeout));
-        assert!(retransmission.schedule(50, RetryCause::SequenceError));
-        assert!(!retransmission.schedule(70, RetryCause::SequenceError));
-        assert_eq!(retransmission.take_due(90), None);
-        assert!(retransmission.schedule(60, RetryCause::ReceiverNotReady));
+        assert!(retransmission.schedule_retry(90, RetryCause::Timeout));
+        assert!(retransmission.schedule_retry(50, RetryCause::SequenceError));
+        assert!(!retransmission.schedule_retry(70, RetryCause::SequenceError));
+        assert_eq!(retransmission.take_due_retry(90), None);
+        assert!(retransmission.schedule_retry(60, RetryCause::ReceiverNotReady));
         assert!(retransmission.waits_for_receiver());
-        assert!(!retransmission.schedule(10, RetryCause::SequenceError));
+        assert!(!retransmission.schedule_retry(10, RetryCause::SequenceError));
         assert_eq!(
-            retransmission.take_due(60),
+            retransmission.take_due_retry(60),
             Some(RetryCause::ReceiverNotReady)
         );
-        assert_eq!(retransmission.take_due(60), None);
+        assert_eq!(retransmission.take_due_retry(60), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Resources that serve requests one after the other.
 
-use crate::queue::Ps;
+use crate::event_queue::Ps;
 
 /// A resource that serves requests one after the other.
 ///
@@ -39,7 +39,7 @@ impl SerialResource {
 
 /// A cache line to which several cores add atomically.
 #[derive(Debug)]
-pub(crate) struct SharedLine {
+pub(crate) struct SharedCacheLine {
     /// Number of the line: its address divided by the line size.
     pub(crate) line_number: u64,
     /// Time at which the line is free.

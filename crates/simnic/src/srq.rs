@@ -1,12 +1,12 @@
 //! A shared receive queue.
 
+use crate::posted_recvs::{PostedRecv, PostedRecvs};
 use crate::qp::Qp;
-use crate::recvs::{PostedRecv, PostedRecvs};
 
 /// A receive queue from which several queue pairs take RECVs.
 #[derive(Debug)]
 pub(crate) struct Srq {
-    pub(crate) recvs: PostedRecvs,
+    pub(crate) posted_recvs: PostedRecvs,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     /// Number of queue pairs that use the queue.
@@ -16,7 +16,7 @@ pub(crate) struct Srq {
 /// Takes the RECV for a message to a queue pair: from its own receive queue, or from its shared one.
 #[inline(always)]
 pub(crate) fn pop_recv(target: &mut Qp, srqs: &mut [Option<Srq>]) -> Option<PostedRecv> {
-    match target.recvs.pop() {
+    match target.posted_recvs.pop() {
         None => pop_shared_recv(target.srq?, srqs),
         own => own,
     }
@@ -24,5 +24,5 @@ pub(crate) fn pop_recv(target: &mut Qp, srqs: &mut [Option<Srq>]) -> Option<Post
 
 #[inline(never)]
 fn pop_shared_recv(srq: u32, srqs: &mut [Option<Srq>]) -> Option<PostedRecv> {
-    srqs.get_mut(srq as usize)?.as_mut()?.recvs.pop()
+    srqs.get_mut(srq as usize)?.as_mut()?.posted_recvs.pop()
 }

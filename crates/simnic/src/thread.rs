@@ -3,8 +3,8 @@
 use corosensei::{Coroutine, Yielder};
 
 use crate::event::SimulationEvent;
+use crate::event_queue::{EventQueue, Ps};
 use crate::prefetch::prefetch;
-use crate::queue::{EventQueue, Ps};
 
 /// The coroutine of a thread, with its stack.
 pub(crate) type ThreadCoroutine = Coroutine<(), (), ()>;
@@ -28,14 +28,14 @@ pub(crate) struct SimulatedThread {
     /// First completion queue that the thread polled since its last wait.
     pub(crate) first_polled_cq: Option<u32>,
     /// Number of the period since the thread's last wait, unique in the simulation.
-    pub(crate) wait_period: u64,
+    pub(crate) wait_period_number: u64,
     pub(crate) yielder: *const Yielder<(), ()>,
     /// Coroutine; `None` while the thread runs.
     pub(crate) coroutine: Option<Box<ThreadCoroutine>>,
     /// Further completion queues that the thread polled.
     pub(crate) further_polled_cqs: Vec<u32>,
     /// The completion queue, the start and the end of the current wait in [`idle_polling`](crate::idle_polling).
-    pub(crate) polling: PollingLoop,
+    pub(crate) polling_loop: PollingLoop,
 }
 
 /// A loop that only polls one completion queue while that is empty.

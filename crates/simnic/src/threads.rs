@@ -14,10 +14,10 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use crate::event::SimulationEvent;
-use crate::queue::Ps;
-use crate::serial_resource::{SerialResource, SharedLine};
+use crate::event_queue::Ps;
+use crate::serial_resource::{SerialResource, SharedCacheLine};
+use crate::simulation::Simulation;
 use crate::thread::{PollingLoop, SimulatedThread, ThreadCoroutine, ThreadState};
-use crate::world::Simulation;
 
 /// Bytes of a thread's stack; untouched pages use no memory.
 const STACK_BYTES: usize = 256 << 10;
@@ -97,10 +97,10 @@ impl Simulation {
             yielder: std::ptr::null(),
             polls_several_cqs: false,
             waits_in_polling_loop: false,
-            polling: PollingLoop::default(),
+            polling_loop: PollingLoop::default(),
             first_polled_cq: None,
             further_polled_cqs: Vec::new(),
-            wait_period: self.last_wait_period_number,
+            wait_period_number: self.last_wait_period_number,
         });
         self.events.push(clock, SimulationEvent::Resume { thread });
     }
@@ -137,11 +137,15 @@ impl Simulation {
 
     /// Returns the record of a cache line to which cores add; a new line belongs to `thread`.
     #[inline]
-    pub(crate) fn find_or_add_shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
-        let lines = &mut self.shared_lines;
+    pub(crate) fn find_or_add_shared_line(
+        &mut self,
+        number: u64,
+        thread: u32,
+    ) -> &mut SharedCacheLine {
+        let lines = &mut self.shared_cache_lines;
         let known = lines.iter().position(|line| line.line_number == number);
         let place = known.unwrap_or_else(|| {
-            lines.push(SharedLine {
+            lines.push(SharedCacheLine {
                 line_number: number,
                 serial_access: SerialResource::default(),
                 owner_thread: thread,
@@ -186,8 +190,8 @@ impl Simulation {
         } = self;
         let me = &mut threads[thread as usize];
         *stamps += 1;
-        me.wait_period = *stamps;
-        self.current_wait_period = *stamps;
+        me.wait_period_number = *stamps;
+        self.current_wait_period_number = *stamps;
         let mut next = deadline;
         let mut look = |cq: u32| {
             if let Some(Some(queue)) = cqs.get(cq as usize)
@@ -234,7 +238,10 @@ impl Simulation {
 
     /// Makes the running thread wait for the events of a completion channel, at most until `deadline`.
     fn begin_wait_for_event(&mut self, channel: u32, deadline: Ps) -> EventWait {
-        let (clock, next) = (self.clock(), self.channels.next_event_at(channel));
+        let (clock, next) = (
+            self.clock(),
+            self.completion_channels.next_event_at(channel),
+        );
         if next <= clock {
             return EventWait::EventIsThere;
         }
@@ -244,9 +251,9 @@ impl Simulation {
         if deadline <= clock {
             return EventWait::TimedOut;
         }
-        self.channels.add_waiting_thread(channel, thread);
+        self.completion_channels.add_waiting_thread(channel, thread);
         if !self.try_suspend_until(thread, next.min(deadline)) {
-            return EventWait::Again;
+            return EventWait::CheckAgain;
         }
         self.current_yielder()
             .map_or(EventWait::TimedOut, EventWait::Suspend)
@@ -293,7 +300,8 @@ impl Simulation {
             let woken = &self.threads[thread as usize];
             let polls = woken.waits_in_polling_loop;
             self.current_thread_clock = woken.clock.max(woken.resume_at);
-            (self.current_machine, self.current_wait_period) = (woken.machine, woken.wait_period);
+            (self.current_machine, self.current_wait_period_number) =
+                (woken.machine, woken.wait_period_number);
             self.current_thread = Some(thread);
             self.apply_due_writes();
             if polls && self.poll_for_thread(thread) {
@@ -316,7 +324,7 @@ impl Simulation {
             wait_end: end,
             deadline_ns: until_ns,
             ..
-        } = self.threads[thread as usize].polling;
+        } = self.threads[thread as usize].polling_loop;
         let clock = self.current_thread_clock;
         if clock != end || clock / 1000 >= until_ns || clock > self.now + self.min_pcie_latency {
             return false;
@@ -324,7 +332,7 @@ impl Simulation {
         let Some(Some(queue)) = self.cqs.get(cq as usize) else {
             return false;
         };
-        if queue.overrun
+        if queue.is_overrun
             || queue
                 .cqes
                 .front()
@@ -332,7 +340,7 @@ impl Simulation {
         {
             return false;
         }
-        self.poll(cq, 0, |_| {});
+        self.poll_cq(cq, 0, |_| {});
         self.try_begin_polling_wait(thread, misses.saturating_add(empty_polls_of_wait(misses)))
     }
 
@@ -341,7 +349,7 @@ impl Simulation {
         let misses = misses.saturating_add(1);
         let from = self.current_thread_clock;
         let end = from.saturating_add(Ps::from(empty_polls_of_wait(misses)) * EMPTY_POLL_TIME);
-        let polling = &mut self.threads[thread as usize].polling;
+        let polling = &mut self.threads[thread as usize].polling_loop;
         (
             polling.empty_polls_before_wait,
             polling.wait_start,
@@ -442,7 +450,7 @@ pub fn now_ns() -> Option<u64> {
 /// Suspends the calling simulated thread, which has found nothing to do, for `at_most` at most. It resumes earlier if
 /// the region with the key `memory` may have changed, or a completion queue polled since the last call. Returns the
 /// waiting time. Both times are in nanoseconds, since loops call this function more often than any other.
-pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
+pub fn suspend_while_idle(at_most: u64, memory: Option<u32>) -> u64 {
     if !is_simulated() {
         return 0;
     }
@@ -470,7 +478,7 @@ enum EventWait {
     EventIsThere,
     TimedOut,
     /// Check again: time has passed.
-    Again,
+    CheckAgain,
     Suspend(*const Yielder<(), ()>),
 }
 
@@ -482,7 +490,7 @@ pub(crate) fn wait_for_event(channel: u32, deadline: Ps) -> bool {
         let wait = with_simulation(|world| world.begin_wait_for_event(channel, deadline));
         match wait {
             Some(EventWait::EventIsThere) => return true,
-            Some(EventWait::Again) => {}
+            Some(EventWait::CheckAgain) => {}
             Some(EventWait::Suspend(yielder)) => suspend_thread(yielder),
             Some(EventWait::TimedOut) | None => return false,
         }
@@ -496,7 +504,7 @@ pub fn wait_until_channel_readable(fd: i32, at_most: Duration) -> bool {
     let channel = with_simulation(|world| {
         let at_most =
             Ps::try_from(at_most.as_nanos()).map_or(Ps::MAX, |ns| ns.saturating_mul(1000));
-        let channel = world.channels.index_of_descriptor(fd)?;
+        let channel = world.completion_channels.index_of_descriptor(fd)?;
         Some((channel, world.clock().saturating_add(at_most)))
     });
     channel
@@ -525,30 +533,33 @@ fn empty_polls_in(misses: u32, time: Ps) -> u32 {
 /// resumes earlier if the region with the key `memory` may have changed, or a completion queue polled since the last
 /// call. Returns the new number of unsuccessful polls.
 #[must_use]
-pub fn idle_polling_memory(misses: u32, memory: Option<u32>) -> u32 {
+pub fn suspend_while_polling_memory(misses: u32, memory: Option<u32>) -> u32 {
     let wait = Ps::from(empty_polls_of_wait(misses)) * (EMPTY_POLL_TIME / 1000);
-    misses.saturating_add(empty_polls_in(misses, idle(wait, memory) * 1000))
+    misses.saturating_add(empty_polls_in(
+        misses,
+        suspend_while_idle(wait, memory) * 1000,
+    ))
 }
 
 /// As [`idle_polling_memory`], for a loop that only polls one completion queue, as it has done since the last call. The
 /// loop resumes when the queue may have a completion, or at `until_ns` in virtual time. `misses` does not include the
 /// latest poll.
 #[must_use]
-pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
+pub fn suspend_while_polling_cq(misses: u32, until_ns: u64) -> u32 {
     let waits = with_simulation(|world| {
         let thread = world.current_thread?;
         let me = &mut world.threads[thread as usize];
         if me.polls_several_cqs {
             return None;
         }
-        me.polling.cq = me.first_polled_cq?;
-        me.polling.deadline_ns = until_ns;
+        me.polling_loop.cq = me.first_polled_cq?;
+        me.polling_loop.deadline_ns = until_ns;
         me.waits_in_polling_loop = true;
         let waits = world.try_begin_polling_wait(thread, misses);
         Some(if waits { world.current_yielder() } else { None })
     });
     let Some(yielder) = waits.flatten() else {
-        return idle_polling_memory(misses.saturating_add(1), None);
+        return suspend_while_polling_memory(misses.saturating_add(1), None);
     };
     if let Some(yielder) = yielder {
         suspend_thread(yielder);
@@ -560,7 +571,7 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
             empty_polls_before_wait: misses,
             wait_start: from,
             ..
-        } = me.polling;
+        } = me.polling_loop;
         let waited = world.current_thread_clock.saturating_sub(from);
         Some(misses.saturating_add(empty_polls_in(misses, waited)))
     })
@@ -572,15 +583,15 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
 /// number of these polls. The caller then polls the next queue itself, because that queue may have a completion or the
 /// simulation must run events first. Outside of simulated threads the function polls nothing.
 #[must_use]
-pub fn poll_in_vain(cqs: &[u32]) -> usize {
+pub fn poll_cqs_while_empty(cqs: &[u32]) -> usize {
     if !is_simulated() {
         return 0;
     }
     let in_vain = |world: &mut Simulation| {
-        let poll_time = world.current_place_costs().poll_time();
+        let poll_time = world.current_core_and_memory_costs().poll_time();
         let polls = cqs
             .iter()
-            .take_while(|&&cq| world.poll_in_vain(cq, poll_time));
+            .take_while(|&&cq| world.poll_finds_nothing(cq, poll_time));
         polls.count()
     };
     with_simulation(in_vain).unwrap_or(0)
@@ -593,26 +604,26 @@ mod tests {
 
     use super::*;
     use crate::Cluster;
-    use crate::channel::Arming;
+    use crate::completion_channel::Arming;
     use crate::cq::{Cq, Cqe};
     use crate::fifo_queue::FifoQueue;
     use crate::message::SUCCESS_STATUS;
-    use crate::spend::spend;
+    use crate::spend_core_time::spend_core_time;
 
     /// Returns when the loop of a thread finds each of the completions that arrive at `times` in ns, with its number of
     /// unsuccessful polls. The loop ends at `stop`, which is in ns, too.
     fn detection_times(times: &[u64], stop: u64, wait: fn(u32, u64) -> u32) -> Vec<(u64, u32)> {
-        let profile = nicmodel::profile::builtin("cib").expect("built in");
+        let profile = nicmodel::profile::builtin_profile("cib").expect("built in");
         let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
         with_simulation(|world| {
             world.cqs.push(Some(Cq {
                 capacity: 16,
-                overrun: false,
+                is_overrun: false,
                 armed_for: Arming::Disarmed,
                 cqes: FifoQueue::default(),
                 handle: std::ptr::null(),
                 last_polling_thread: None,
-                wait_period_at_last_poll: 0,
+                wait_period_number_at_last_poll: 0,
             }));
         });
         let found = Rc::new(RefCell::new(Vec::new()));
@@ -621,7 +632,7 @@ mod tests {
             let mut misses = 0;
             while list.borrow().len() < wanted {
                 run_due_events_if_far_ahead();
-                if with_simulation(|world| world.poll(0, 1, |_| {})) == Some(Some(1)) {
+                if with_simulation(|world| world.poll_cq(0, 1, |_| {})) == Some(Some(1)) {
                     list.borrow_mut()
                         .push((now_ns().expect("simulated"), misses));
                     misses = 0;
@@ -639,7 +650,7 @@ mod tests {
         cluster.spawn(cluster.host_of_machine(0), "completes", move || {
             for at in times {
                 // Runs slightly before the completion becomes visible.
-                spend(Duration::from_nanos(at - 300) - now().expect("simulated"));
+                spend_core_time(Duration::from_nanos(at - 300) - now().expect("simulated"));
                 run_due_events();
                 let cqe = Cqe {
                     visible_at: at * 1000,
@@ -650,7 +661,7 @@ mod tests {
                     src_qp: 0,
                     slid: 0,
                     freed_send_queue_slots: 0,
-                    with_imm: false,
+                    has_imm: false,
                     solicited: false,
                     status: SUCCESS_STATUS,
                     opcode: 0,
@@ -658,7 +669,7 @@ mod tests {
                 with_simulation(|world| world.add_completion(0, cqe));
             }
         });
-        cluster.run().expect("both end");
+        cluster.run_until_threads_end().expect("both end");
         drop(cluster);
         found.take()
     }
@@ -666,8 +677,8 @@ mod tests {
     /// A loop that polls itself and one that is polled for find the same completions at the same times.
     #[test]
     fn who_is_polled_for_finds_the_same() {
-        let alone = |misses: u32, _| idle_polling_memory(misses + 1, None);
-        let polled_for = idle_polling;
+        let alone = |misses: u32, _| suspend_while_polling_memory(misses + 1, None);
+        let polled_for = suspend_while_polling_cq;
         let times = [
             1_000, 6_100, 6_200, 11_400, 40_000, 40_001, 700_000, 705_120, 9_000_000,
         ];

@@ -1,6 +1,6 @@
 //! The use of a resource that several simulated cores share.
 
-use crate::queue::Ps;
+use crate::event_queue::Ps;
 
 /// A resource that serves one request at a time, for threads whose clocks differ.
 ///

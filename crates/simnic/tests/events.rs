@@ -79,7 +79,7 @@ fn run_two(
 
 /// Does the same for any number of threads, each with its machine: 0 or 1.
 fn run_threads(pairs: usize, threads: Vec<(usize, Body)>) {
-    let profile = nicmodel::profile::builtin("cib").expect("built in");
+    let profile = nicmodel::profile::builtin_profile("cib").expect("built in");
     let cluster = Cluster::new(profile, 2, 1).expect("it has all costs");
     let devices = Provider::simnic().devices().expect("two machines");
     let prepared: Vec<_> = devices
@@ -110,7 +110,7 @@ fn run_threads(pairs: usize, threads: Vec<(usize, Body)>) {
             body(&side)
         });
     }
-    cluster.run().expect("both end");
+    cluster.run_until_threads_end().expect("both end");
 }
 
 fn prepare(device: &verbs::Device, pairs: usize) -> (Side, Vec<PreparedQp<Rc>>) {
@@ -137,7 +137,7 @@ fn prepare(device: &verbs::Device, pairs: usize) -> (Side, Vec<PreparedQp<Rc>>) 
 fn wait(time: Duration) {
     let end = verbs::time::now() + time;
     while verbs::time::now() < end {
-        simnic::idle(1_000, None);
+        simnic::suspend_while_idle(1_000, None);
     }
 }
 
@@ -158,7 +158,7 @@ fn queue_pairs_take_recvs_of_a_shared_queue_in_the_order_of_their_messages() {
             let mut received = Vec::new();
             while received.len() < 9 {
                 received.extend(receiver.received());
-                simnic::idle(1_000, None);
+                simnic::suspend_while_idle(1_000, None);
             }
             let expected: Vec<_> = (0..9).map(|number| (number % 3, number as u64)).collect();
             assert_eq!(received, expected);

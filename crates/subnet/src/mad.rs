@@ -50,7 +50,7 @@ pub mod status {
 }
 
 /// Offset of the data of an SMP and of a performance MAD.
-pub const DATA_OFFSET: usize = 64;
+pub const SMP_AND_PERF_DATA_OFFSET: usize = 64;
 /// Bytes of the data of an SMP.
 pub const SMP_DATA_BYTES: usize = 64;
 /// Offset of the data of a MAD of the subnet administration.
@@ -62,12 +62,12 @@ pub struct MadFields<'a>(pub &'a [u8]);
 impl MadFields<'_> {
     /// Management class.
     pub fn class(&self) -> u8 {
-        byte(self.0, 1)
+        byte_or_zero(self.0, 1)
     }
 
     /// Method.
     pub fn method(&self) -> u8 {
-        byte(self.0, 3)
+        byte_or_zero(self.0, 3)
     }
 
     /// Transaction identifier, which a response repeats.
@@ -77,12 +77,12 @@ impl MadFields<'_> {
 
     /// Attribute identifier.
     pub fn attribute(&self) -> u16 {
-        u16::from_be_bytes([byte(self.0, 16), byte(self.0, 17)])
+        u16::from_be_bytes([byte_or_zero(self.0, 16), byte_or_zero(self.0, 17)])
     }
 
     /// Attribute modifier.
     pub fn modifier(&self) -> u32 {
-        u32::from_be_bytes([20, 21, 22, 23].map(|at| byte(self.0, at)))
+        u32::from_be_bytes([20, 21, 22, 23].map(|at| byte_or_zero(self.0, at)))
     }
 
     /// Subnet administration: one bit for each field of the record that must match.
@@ -93,21 +93,23 @@ impl MadFields<'_> {
 
 /// Sets the transaction identifier of a MAD.
 pub fn set_tid(mad: &mut [u8], tid: u64) {
-    put(mad, 8, 8, tid);
+    store_low_bytes(mad, 8, 8, tid);
 }
 
 /// Returns the byte at `at`, or 0 beyond the end.
-pub(crate) fn byte(bytes: &[u8], at: usize) -> u8 {
+pub(crate) fn byte_or_zero(bytes: &[u8], at: usize) -> u8 {
     bytes.get(at).copied().unwrap_or(0)
 }
 
 /// Returns the number of `len` bytes at `at`; bytes beyond the end are 0.
 pub(crate) fn read_number(bytes: &[u8], at: usize, len: usize) -> u64 {
-    (at..at + len).fold(0, |number, at| number << 8 | u64::from(byte(bytes, at)))
+    (at..at + len).fold(0, |number, at| {
+        number << 8 | u64::from(byte_or_zero(bytes, at))
+    })
 }
 
 /// Stores the low `len` bytes of `value` at `at`; bytes beyond the end are dropped.
-pub(crate) fn put(bytes: &mut [u8], at: usize, len: usize, value: u64) {
+pub(crate) fn store_low_bytes(bytes: &mut [u8], at: usize, len: usize, value: u64) {
     let big_endian = value.to_be_bytes();
     for (to, from) in bytes.iter_mut().skip(at).zip(&big_endian[8 - len..]) {
         *to = *from;
@@ -129,6 +131,6 @@ pub(crate) fn request_copy_as_response(request: &[u8], status: u16) -> Vec<u8> {
         method::SET | method::GET => method::GET_RESP,
         other => other | method::RESPONSE,
     };
-    put(&mut response, 4, 2, status.into());
+    store_low_bytes(&mut response, 4, 2, status.into());
     response
 }

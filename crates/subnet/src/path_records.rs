@@ -1,6 +1,6 @@
 //! Records of paths (IBTA 15.2.5.16).
 
-use crate::mad::{SA_DATA_OFFSET, put, read_number};
+use crate::mad::{SA_DATA_OFFSET, read_number, store_low_bytes};
 use crate::record_table::{RecordField, RecordTable};
 use crate::topology::Subnet;
 
@@ -14,19 +14,19 @@ pub(crate) const EXACTLY_PACKET_LIFETIME: u8 = 2 << 6 | 14;
 pub(crate) const DEFAULT_PKEY: u64 = 0xffff;
 
 /// The fields of a path that a request can name. Flow label, hop limit, traffic class and QoS class select no path.
-const FIELDS: &[RecordField] = &[
+const PATH_RECORD_FIELDS: &[RecordField] = &[
     // Destination and source: GID, LID.
-    RecordField::bytes(2, 8, 16),
-    RecordField::bytes(3, 24, 16),
-    RecordField::bytes(4, 40, 2),
-    RecordField::bytes(5, 42, 2),
+    RecordField::of_bytes(2, 8, 16),
+    RecordField::of_bytes(3, 24, 16),
+    RecordField::of_bytes(4, 40, 2),
+    RecordField::of_bytes(5, 42, 2),
     // Partition, without the bit of the membership; service level.
-    RecordField::bits(13, 50 * 8 + 1, 15),
-    RecordField::bits(15, 52 * 8 + 12, 4),
+    RecordField::of_bits(13, 50 * 8 + 1, 15),
+    RecordField::of_bits(15, 52 * 8 + 12, 4),
     // MTU, rate, packet lifetime.
-    RecordField::selected(17, 54, code_as_order),
-    RecordField::selected(19, 55, rate_mbit_s),
-    RecordField::selected(21, 56, code_as_order),
+    RecordField::of_selector(17, 54, code_as_order),
+    RecordField::of_selector(19, 55, rate_mbit_s),
+    RecordField::of_selector(21, 56, code_as_order),
 ];
 
 /// Codes of MTUs and lifetimes grow with them.
@@ -46,23 +46,23 @@ fn rate_mbit_s(code: u8) -> u32 {
 }
 
 /// Paths between all pairs of ports, also the management port of the switch. A port has a path to itself.
-pub(crate) fn paths(subnet: &Subnet, request: &[u8]) -> RecordTable {
+pub(crate) fn path_records(subnet: &Subnet, request: &[u8]) -> RecordTable {
     let ends = subnet.path_ends();
     let mut records = Vec::new();
     for from in &ends {
         for to in &ends {
             let mut record = vec![0; 64];
             // A service ID that the request names applies to all paths.
-            put(&mut record, 0, 8, read_number(request, SA_DATA_OFFSET, 8));
-            put(&mut record, 8, 8, to.gid_prefix);
-            put(&mut record, 16, 8, to.guid);
-            put(&mut record, 24, 8, from.gid_prefix);
-            put(&mut record, 32, 8, from.guid);
-            put(&mut record, 40, 2, to.lid.into());
-            put(&mut record, 42, 2, from.lid.into());
+            store_low_bytes(&mut record, 0, 8, read_number(request, SA_DATA_OFFSET, 8));
+            store_low_bytes(&mut record, 8, 8, to.gid_prefix);
+            store_low_bytes(&mut record, 16, 8, to.guid);
+            store_low_bytes(&mut record, 24, 8, from.gid_prefix);
+            store_low_bytes(&mut record, 32, 8, from.guid);
+            store_low_bytes(&mut record, 40, 2, to.lid.into());
+            store_low_bytes(&mut record, 42, 2, from.lid.into());
             // Reversible.
             record[49] = 0x80;
-            put(&mut record, 50, 2, DEFAULT_PKEY);
+            store_low_bytes(&mut record, 50, 2, DEFAULT_PKEY);
             record[54] = EXACTLY_MTU_4096;
             record[55] = EXACTLY_RATE_100_GBIT_S;
             record[56] = EXACTLY_PACKET_LIFETIME;
@@ -71,7 +71,7 @@ pub(crate) fn paths(subnet: &Subnet, request: &[u8]) -> RecordTable {
     }
     RecordTable {
         record_bytes: 64,
-        fields: FIELDS,
+        fields: PATH_RECORD_FIELDS,
         records,
     }
 }

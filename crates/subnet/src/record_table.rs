@@ -1,8 +1,8 @@
 //! The records of an attribute of the subnet administration, and which of them a request asks for (IBTA 15.4.4).
 
 use crate::mad::{
-    MAD_BYTES, MadFields, SA_DATA_OFFSET, byte, method, put, put_bytes, request_copy_as_response,
-    status,
+    MAD_BYTES, MadFields, SA_DATA_OFFSET, byte_or_zero, method, put_bytes,
+    request_copy_as_response, status, store_low_bytes,
 };
 
 /// The records of an attribute, and the fields of them that a request can name by its component mask.
@@ -22,7 +22,7 @@ pub(crate) struct RecordField {
     /// The field's first bit in the record, the most significant one of a byte first.
     first_bit: usize,
     /// Its length in bits.
-    bits: usize,
+    bit_count: usize,
     comparison: Comparison,
 }
 
@@ -42,28 +42,28 @@ impl RecordField {
         Self {
             mask_bit,
             first_bit,
-            bits,
+            bit_count: bits,
             comparison,
         }
     }
 
     /// A field of whole bytes.
-    pub(crate) const fn bytes(mask_bit: u32, at: usize, len: usize) -> Self {
+    pub(crate) const fn of_bytes(mask_bit: u32, at: usize, len: usize) -> Self {
         Self::new(mask_bit, at * 8, len * 8, Comparison::Equal)
     }
 
     /// A field of bits.
-    pub(crate) const fn bits(mask_bit: u32, first_bit: usize, bits: usize) -> Self {
+    pub(crate) const fn of_bits(mask_bit: u32, first_bit: usize, bits: usize) -> Self {
         Self::new(mask_bit, first_bit, bits, Comparison::Equal)
     }
 
     /// A byte of a selector and a value; `order` maps values to numbers that can be compared.
-    pub(crate) const fn selected(mask_bit: u32, at: usize, order: fn(u8) -> u32) -> Self {
+    pub(crate) const fn of_selector(mask_bit: u32, at: usize, order: fn(u8) -> u32) -> Self {
         Self::new(mask_bit, at * 8 + 2, 6, Comparison::BySelector(order))
     }
 
     /// A capability mask.
-    pub(crate) const fn capabilities(mask_bit: u32, at: usize) -> Self {
+    pub(crate) const fn of_capability_mask(mask_bit: u32, at: usize) -> Self {
         Self::new(mask_bit, at * 8, 32, Comparison::AllBits)
     }
 
@@ -73,20 +73,20 @@ impl RecordField {
         if !named(self.mask_bit) {
             return true;
         }
-        let mut all = self.first_bit..self.first_bit + self.bits;
+        let mut all = self.first_bit..self.first_bit + self.bit_count;
         match self.comparison {
             Comparison::AllBits if mad.modifier() >> 31 != 0 => {
-                all.all(|at| bit(record, at) || !bit(wanted, at))
+                all.all(|at| is_bit_set(record, at) || !is_bit_set(wanted, at))
             }
             Comparison::Equal | Comparison::AllBits => {
-                all.all(|at| bit(record, at) == bit(wanted, at))
+                all.all(|at| is_bit_set(record, at) == is_bit_set(wanted, at))
             }
             Comparison::BySelector(order) => {
                 let at = self.first_bit / 8;
-                let has = order(byte(record, at) & 0x3f);
-                let asked = order(byte(wanted, at) & 0x3f);
+                let has = order(byte_or_zero(record, at) & 0x3f);
+                let asked = order(byte_or_zero(wanted, at) & 0x3f);
                 !named(self.mask_bit - 1)
-                    || match byte(wanted, at) >> 6 {
+                    || match byte_or_zero(wanted, at) >> 6 {
                         0 => has > asked,
                         1 => has < asked,
                         2 => has == asked,
@@ -98,8 +98,8 @@ impl RecordField {
     }
 }
 
-fn bit(bytes: &[u8], at: usize) -> bool {
-    byte(bytes, at / 8) << (at % 8) & 0x80 != 0
+fn is_bit_set(bytes: &[u8], at: usize) -> bool {
+    byte_or_zero(bytes, at / 8) << (at % 8) & 0x80 != 0
 }
 
 impl RecordTable {
@@ -114,7 +114,7 @@ impl RecordTable {
 
     /// Returns the response with the records that match the request: the only one for `Get`, all for `GetTable`. With
     /// `takes_first`, `Get` returns the first of several.
-    pub(crate) fn response(&self, request: &[u8], takes_first: bool) -> Vec<u8> {
+    pub(crate) fn build_response(&self, request: &[u8], takes_first: bool) -> Vec<u8> {
         let mad = MadFields(request);
         let wanted = request.get(SA_DATA_OFFSET..).unwrap_or_default();
         let matches = |record: &&Vec<u8>| {
@@ -123,7 +123,7 @@ impl RecordTable {
         };
         let found: Vec<_> = self.records.iter().filter(matches).collect();
         if mad.method() != method::GET {
-            return self.segments(request, &found);
+            return self.build_table_response(request, &found);
         }
         match found[..] {
             [] => request_copy_as_response(request, status::NO_RECORDS),
@@ -142,7 +142,7 @@ impl RecordTable {
 
     /// The response to `GetTable`, of all segments. The kernel has put them together
     /// (`linux:drivers/infiniband/core/user_mad.c`).
-    fn segments(&self, request: &[u8], records: &[&Vec<u8>]) -> Vec<u8> {
+    fn build_table_response(&self, request: &[u8], records: &[&Vec<u8>]) -> Vec<u8> {
         let mut answer = request_copy_as_response(request, 0);
         answer.truncate(SA_DATA_OFFSET);
         for record in records {
@@ -153,9 +153,9 @@ impl RecordTable {
         let data = answer.len() - SA_DATA_OFFSET;
         // RMPP: version 1, type data, first and last segment.
         put_bytes(&mut answer, 24, &[1, 1, 7, 0]);
-        put(&mut answer, 28, 4, 1);
-        put(&mut answer, 32, 4, data as u64 + 20);
-        put(&mut answer, 44, 2, self.record_bytes.div_ceil(8) as u64);
+        store_low_bytes(&mut answer, 28, 4, 1);
+        store_low_bytes(&mut answer, 32, 4, data as u64 + 20);
+        store_low_bytes(&mut answer, 44, 2, self.record_bytes.div_ceil(8) as u64);
         answer
     }
 }

@@ -1,5 +1,6 @@
 use super::mad::{
-    DATA_OFFSET, MAD_BYTES, MadFields, SA_DATA_OFFSET, class, method, put, set_tid, status,
+    MAD_BYTES, MadFields, SA_DATA_OFFSET, SMP_AND_PERF_DATA_OFFSET, class, method, set_tid, status,
+    store_low_bytes,
 };
 use super::topology::{NODE_TYPE_CHANNEL_ADAPTER, NODE_TYPE_SWITCH};
 use super::*;
@@ -35,15 +36,15 @@ fn request(class: u8, method: u8, attribute: u16, modifier: u32) -> Vec<u8> {
     let mut mad = vec![0; MAD_BYTES];
     mad[..4].copy_from_slice(&[1, class, if class == class::SA { 2 } else { 1 }, method]);
     set_tid(&mut mad, 0x1234_5678_9abc);
-    put(&mut mad, 16, 2, attribute.into());
-    put(&mut mad, 20, 4, modifier.into());
+    store_low_bytes(&mut mad, 16, 2, attribute.into());
+    store_low_bytes(&mut mad, 20, 4, modifier.into());
     mad
 }
 
 /// Sends a request by port 1 of the first adapter; returns the status and the response.
 #[track_caller]
 fn ask(request: &[u8], destination: u16) -> (u16, Vec<u8>) {
-    match subnet().answer(request, 1, destination) {
+    match subnet().answer_request(request, 1, destination) {
         SubnetAnswer::Response(response) => {
             assert_eq!(MadFields(&response).tid(), MadFields(request).tid());
             assert!(MadFields(&response).method() & method::RESPONSE != 0);
@@ -58,13 +59,19 @@ fn the_manager_answers_at_its_port_alone() {
     let asked = request(class::SMP_LID, method::GET, smp::attribute::SM_INFO, 0);
     let (status, response) = ask(&asked, 1);
     assert_eq!(status, 0);
-    assert_eq!(mad::read_number(&response, DATA_OFFSET, 8), 0x101);
-    assert_eq!(response[DATA_OFFSET + 20], 3, "master");
+    assert_eq!(
+        mad::read_number(&response, SMP_AND_PERF_DATA_OFFSET, 8),
+        0x101
+    );
+    assert_eq!(response[SMP_AND_PERF_DATA_OFFSET + 20], 3, "master");
     assert_eq!(ask(&asked, 2).0, status::UNSUPPORTED_ATTRIBUTE);
-    assert_eq!(subnet().answer(&asked, 1, 99), SubnetAnswer::NoAgent);
+    assert_eq!(
+        subnet().answer_request(&asked, 1, 99),
+        SubnetAnswer::NoAgent
+    );
     let asked = request(class::SA, method::GET, 1, 0);
     assert_eq!(ask(&asked, 1).0, 0);
-    assert_eq!(subnet().answer(&asked, 1, 2), SubnetAnswer::NoAgent);
+    assert_eq!(subnet().answer_request(&asked, 1, 2), SubnetAnswer::NoAgent);
 }
 
 #[test]
@@ -78,14 +85,21 @@ fn a_directed_route_leads_over_the_switch_to_each_port() {
     let mut walk = |path: &[u8]| {
         asked[7] = u8::try_from(path.len()).expect("short");
         asked[129..129 + path.len()].copy_from_slice(path);
-        match subnet().answer(&asked, 1, 0xffff) {
+        match subnet().answer_request(&asked, 1, 0xffff) {
             SubnetAnswer::Response(response) => {
                 assert_eq!(
                     mad::read_number(&response, 4, 2),
                     u64::from(status::DIRECTION_RETURN)
                 );
-                let (kind, port) = (response[DATA_OFFSET + 2], response[DATA_OFFSET + 36]);
-                Some((kind, mad::read_number(&response, DATA_OFFSET + 12, 8), port))
+                let (kind, port) = (
+                    response[SMP_AND_PERF_DATA_OFFSET + 2],
+                    response[SMP_AND_PERF_DATA_OFFSET + 36],
+                );
+                Some((
+                    kind,
+                    mad::read_number(&response, SMP_AND_PERF_DATA_OFFSET + 12, 8),
+                    port,
+                ))
             }
             SubnetAnswer::NoAgent => None,
             SubnetAnswer::ForRegisteredProgram => panic!("not for a program"),
@@ -112,13 +126,13 @@ fn paths_match_the_fields_that_the_request_names() {
     // Of three ports and the switch.
     assert_eq!(count(&asked), 16);
     // The destination LID, bit 4.
-    put(&mut asked, 48, 8, 1 << 4);
-    put(&mut asked, SA_DATA_OFFSET + 40, 2, 3);
+    store_low_bytes(&mut asked, 48, 8, 1 << 4);
+    store_low_bytes(&mut asked, SA_DATA_OFFSET + 40, 2, 3);
     assert_eq!(count(&asked), 4);
     // And the source GID, bit 3.
-    put(&mut asked, 48, 8, 1 << 4 | 1 << 3);
-    put(&mut asked, SA_DATA_OFFSET + 24, 8, PREFIX);
-    put(&mut asked, SA_DATA_OFFSET + 32, 8, 0x102);
+    store_low_bytes(&mut asked, 48, 8, 1 << 4 | 1 << 3);
+    store_low_bytes(&mut asked, SA_DATA_OFFSET + 24, 8, PREFIX);
+    store_low_bytes(&mut asked, SA_DATA_OFFSET + 32, 8, 0x102);
     assert_eq!(count(&asked), 1);
     asked[3] = method::GET;
     let (_, response) = ask(&asked, 1);
@@ -127,7 +141,7 @@ fn paths_match_the_fields_that_the_request_names() {
         2,
         "source LID"
     );
-    put(&mut asked, SA_DATA_OFFSET + 32, 8, 0x999);
+    store_low_bytes(&mut asked, SA_DATA_OFFSET + 32, 8, 0x999);
     assert_eq!(ask(&asked, 1).0, status::NO_RECORDS);
 }
 
@@ -141,11 +155,11 @@ fn table(
     wanted: &[(usize, &[u8])],
 ) -> Vec<Vec<u8>> {
     let mut asked = request(class::SA, method::GET_TABLE, attribute, modifier);
-    put(&mut asked, 48, 8, mask);
+    store_low_bytes(&mut asked, 48, 8, mask);
     for (at, bytes) in wanted {
         mad::put_bytes(&mut asked, SA_DATA_OFFSET + at, bytes);
     }
-    let SubnetAnswer::Response(response) = subnet.answer(&asked, 1, 1) else {
+    let SubnetAnswer::Response(response) = subnet.answer_request(&asked, 1, 1) else {
         panic!("no response");
     };
     assert_eq!(mad::read_number(&response, 4, 2), 0, "status");
@@ -188,7 +202,10 @@ fn the_switch_answers_for_its_partition_keys_and_lanes() {
         let (status, response) = ask(&asked, 4);
         assert_eq!(status, 0, "{attribute:#x}");
         if attribute == 0x16 {
-            assert_eq!(response[DATA_OFFSET..DATA_OFFSET + 3], [0xff, 0xff, 0]);
+            assert_eq!(
+                response[SMP_AND_PERF_DATA_OFFSET..SMP_AND_PERF_DATA_OFFSET + 3],
+                [0xff, 0xff, 0]
+            );
         }
     }
 }
@@ -281,28 +298,37 @@ fn counters_are_those_of_the_port() {
     };
     let ask = |attribute, port| {
         let mut asked = request(class::PERFORMANCE, method::GET, attribute, 0);
-        asked[DATA_OFFSET + 1] = port;
-        match subnet.answer(&asked, 1, 2) {
+        asked[SMP_AND_PERF_DATA_OFFSET + 1] = port;
+        match subnet.answer_request(&asked, 1, 2) {
             SubnetAnswer::Response(response) => response,
             other => panic!("{other:?}"),
         }
     };
     let short = ask(0x12, 2);
     assert_eq!(
-        mad::read_number(&short, DATA_OFFSET + 24, 4),
+        mad::read_number(&short, SMP_AND_PERF_DATA_OFFSET + 24, 4),
         u32::MAX.into()
     );
-    assert_eq!(mad::read_number(&short, DATA_OFFSET + 36, 4), 7);
+    assert_eq!(
+        mad::read_number(&short, SMP_AND_PERF_DATA_OFFSET + 36, 4),
+        7
+    );
     let long = ask(0x1d, 255);
-    assert_eq!(mad::read_number(&long, DATA_OFFSET + 8, 8), 1 << 40);
+    assert_eq!(
+        mad::read_number(&long, SMP_AND_PERF_DATA_OFFSET + 8, 8),
+        1 << 40
+    );
     // The agent of an adapter answers for all of its ports, also at another port's LID.
     assert_eq!(mad::read_number(&ask(0x12, 1), 4, 2), 0);
-    assert_eq!(mad::read_number(&ask(0x12, 1), DATA_OFFSET + 36, 4), 0);
+    assert_eq!(
+        mad::read_number(&ask(0x12, 1), SMP_AND_PERF_DATA_OFFSET + 36, 4),
+        0
+    );
     assert_eq!(
         mad::read_number(&ask(0x12, 3), 4, 2),
         status::INVALID_FIELD.into()
     );
-    let capabilities = mad::read_number(&ask(0x01, 0), DATA_OFFSET + 2, 2);
+    let capabilities = mad::read_number(&ask(0x01, 0), SMP_AND_PERF_DATA_OFFSET + 2, 2);
     assert_ne!(capabilities & 1 << 8, 0, "AllPortSelect");
 }
 
@@ -315,10 +341,10 @@ fn all_ports_together_have_the_sum_of_the_counters() {
     }
     let received = |lid, counter| {
         let mut asked = request(class::PERFORMANCE, method::GET, 0x12, 0);
-        asked[DATA_OFFSET + 1] = 255;
-        match subnet.answer(&asked, 1, lid) {
+        asked[SMP_AND_PERF_DATA_OFFSET + 1] = 255;
+        match subnet.answer_request(&asked, 1, lid) {
             SubnetAnswer::Response(response) => {
-                mad::read_number(&response, DATA_OFFSET + counter, 4)
+                mad::read_number(&response, SMP_AND_PERF_DATA_OFFSET + counter, 4)
             }
             other => panic!("{other:?}"),
         }
@@ -333,7 +359,10 @@ fn the_management_port_of_the_switch_has_the_prefix_of_the_subnet() {
     let asked = request(class::SMP_LID, method::GET, smp::attribute::PORT_INFO, 0);
     let (status, response) = ask(&asked, 4);
     assert_eq!(status, 0);
-    assert_eq!(mad::read_number(&response, DATA_OFFSET + 8, 8), PREFIX);
+    assert_eq!(
+        mad::read_number(&response, SMP_AND_PERF_DATA_OFFSET + 8, 8),
+        PREFIX
+    );
 }
 
 /// `ibqueryerrors` asks every node of the subnet for the counters of all its ports.
@@ -348,8 +377,8 @@ fn a_port_of_the_switch_has_sent_what_the_adapter_behind_it_has_received() {
     };
     let ask = |attribute, port| {
         let mut asked = request(class::PERFORMANCE, method::GET, attribute, 0);
-        asked[DATA_OFFSET + 1] = port;
-        match subnet.answer(&asked, 1, subnet.switch_lid()) {
+        asked[SMP_AND_PERF_DATA_OFFSET + 1] = port;
+        match subnet.answer_request(&asked, 1, subnet.switch_lid()) {
             SubnetAnswer::Response(response) => response,
             other => panic!("{other:?}"),
         }
@@ -357,11 +386,15 @@ fn a_port_of_the_switch_has_sent_what_the_adapter_behind_it_has_received() {
     let status = |response: &[u8]| mad::read_number(response, 4, 2);
     assert_eq!(status(&ask(0x01, 0)), 0, "ClassPortInfo");
     let long = ask(0x1d, 2);
-    let counters = [8, 16, 24, 32].map(|at| mad::read_number(&long, DATA_OFFSET + at, 8));
+    let counters =
+        [8, 16, 24, 32].map(|at| mad::read_number(&long, SMP_AND_PERF_DATA_OFFSET + at, 8));
     assert_eq!((status(&long), counters), (0, [6, 5, 8, 7]));
     let own = ask(0x12, 0);
     assert_eq!(
-        (status(&own), mad::read_number(&own, DATA_OFFSET + 24, 4)),
+        (
+            status(&own),
+            mad::read_number(&own, SMP_AND_PERF_DATA_OFFSET + 24, 4)
+        ),
         (0, 0)
     );
     assert_eq!(status(&ask(0x12, 4)), status::INVALID_FIELD.into());
@@ -371,7 +404,7 @@ fn a_port_of_the_switch_has_sent_what_the_adapter_behind_it_has_received() {
 fn other_classes_are_for_programs_and_garbage_is_answered() {
     let ping = request(0x32, method::GET, 0, 0);
     assert_eq!(
-        subnet().answer(&ping, 1, 3),
+        subnet().answer_request(&ping, 1, 3),
         SubnetAnswer::ForRegisteredProgram
     );
     let classes = [
@@ -387,8 +420,8 @@ fn other_classes_are_for_programs_and_garbage_is_answered() {
                 asked[7] = 255;
                 for len in [0, 2, 24, 56, 64, 100, 256, 300] {
                     asked.resize(len, 0xff);
-                    let _ = subnet().answer(&asked, 1, 1);
-                    let _ = Subnet::default().answer(&asked, 1, 1);
+                    let _ = subnet().answer_request(&asked, 1, 1);
+                    let _ = Subnet::default().answer_request(&asked, 1, 1);
                 }
             }
         }

@@ -158,10 +158,10 @@ impl Subnet {
     }
 
     /// Returns the numbers of the switch's ports to members of multicast groups, in order.
-    pub(crate) fn multicast_ports(&self) -> Vec<u8> {
+    pub(crate) fn multicast_switch_ports(&self) -> Vec<u8> {
         let members = self.group_members.iter();
         let mut ports: Vec<_> = members
-            .filter_map(|member| self.switch_port_of(member.lid))
+            .filter_map(|member| self.switch_port_of_lid(member.lid))
             .collect();
         ports.sort_unstable();
         ports.dedup();
@@ -169,7 +169,7 @@ impl Subnet {
     }
 
     /// Returns the number of the switch's port for a LID. Its own LID has port 0.
-    pub(crate) fn switch_port_of(&self, lid: u16) -> Option<u8> {
+    pub(crate) fn switch_port_of_lid(&self, lid: u16) -> Option<u8> {
         if lid == self.switch_lid() {
             return Some(0);
         }
@@ -177,8 +177,8 @@ impl Subnet {
         u8::try_from(at + 1).ok()
     }
 
-    pub(crate) fn node_of(&self, lid: u16) -> Option<MadArrivalNode<'_>> {
-        match self.switch_port_of(lid)? {
+    pub(crate) fn node_of_lid(&self, lid: u16) -> Option<MadArrivalNode<'_>> {
+        match self.switch_port_of_lid(lid)? {
             0 => Some(MadArrivalNode::Switch(0)),
             port => self.node_behind_port(port),
         }
@@ -201,14 +201,14 @@ impl Subnet {
         request: &[u8],
         own_lid: u16,
     ) -> Option<MadArrivalNode<'_>> {
-        let hops = usize::from(mad::byte(request, 7));
-        let mut node = self.node_of(own_lid)?;
+        let hops = usize::from(mad::byte_or_zero(request, 7));
+        let mut node = self.node_of_lid(own_lid)?;
         // Entry 0 of the path is reserved.
         for hop in 1..=hops.min(63) {
-            let out = mad::byte(request, 128 + hop);
+            let out = mad::byte_or_zero(request, 128 + hop);
             node = match node {
                 MadArrivalNode::Adapter(_, port) if port.number == out => {
-                    MadArrivalNode::Switch(self.switch_port_of(port.lid)?)
+                    MadArrivalNode::Switch(self.switch_port_of_lid(port.lid)?)
                 }
                 MadArrivalNode::Adapter(..) => return None,
                 MadArrivalNode::Switch(_) => self.node_behind_port(out)?,

@@ -4,7 +4,7 @@ use std::io;
 
 use nicmodel::guidelines;
 use nicmodel::op_profile::OperationProfile;
-use nicmodel::profile::builtins;
+use nicmodel::profile::builtin_profiles;
 use zerocopy::IntoBytes;
 
 use crate::layout::*;
@@ -106,7 +106,7 @@ fn run_model_on_each_nic(observed: &OperationProfile) {
     if observed.check().is_err() {
         return;
     }
-    for profile in builtins() {
+    for profile in builtin_profiles() {
         let (fitted, _) = observed.restricted_to_executable(profile);
         assert_eq!(fitted.check(), Ok(()), "what fits the NIC still agrees");
         let _ = fitted.link_transactions_per_operation(profile);

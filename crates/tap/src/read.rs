@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nicmodel::op_profile::{
-    self, OperationProfile, PostlistsByLength, QueuePair, RegisteredMemory, SlotCount, Thread,
-    TimeSpan,
+    self, AtomicSlotCount, OperationProfile, PostlistsByLength, QueuePair, RegisteredMemory,
+    Thread, TimeSpan,
 };
 use nicmodel::{ATOMIC_BYTES, Transport, Verb};
 use verbs_abi::*;
@@ -174,7 +174,7 @@ impl ProfileBuilder {
         let posts = saturating_sum(&cell.postlists_by_length).saturating_add(repeated.count());
         let thread = self.thread(cell.thread_id);
         thread.posts = thread.posts.saturating_add(posts);
-        thread.posted = union_of_spans(thread.posted, posting_span(cell, began));
+        thread.post_time_span = union_of_spans(thread.post_time_span, posting_span(cell, began));
         thread.recv_posts = thread
             .recv_posts
             .saturating_add(cell.recvs.calls_recvs_and_bytes().0);
@@ -196,7 +196,7 @@ impl ProfileBuilder {
         ] {
             *outstanding_sum = outstanding_sum.saturating_add(more);
         }
-        qp.posted = union_of_spans(qp.posted, posting_span(cell, began));
+        qp.post_time_span = union_of_spans(qp.post_time_span, posting_span(cell, began));
         add_qp_counters(qp, cell, repeated, posts);
         let unmodelled = add_kinds_and_count_unmodelled(qp, cell, repeated, transport);
         self.unmodelled_operations = self.unmodelled_operations.saturating_add(unmodelled);
@@ -248,9 +248,9 @@ impl ProfileBuilder {
             complete: header.exited_normally == 1,
             threads: self.threads.into_values().collect(),
             queue_pairs: queue_pairs.collect(),
-            peers: saturate_to_u32(self.peers.len() as u64),
+            peer_count: saturate_to_u32(self.peers.len() as u64),
             memory: RegisteredMemory {
-                registered_bytes: header.max_registered_bytes,
+                max_registered_bytes: header.max_registered_bytes,
                 huge_page_bytes: header
                     .huge_page_bytes_at_max_registered
                     .min(header.max_registered_bytes),
@@ -284,13 +284,16 @@ fn add_qp_counters(
     let (recv_posts, recvs, room) = cell.recvs.calls_recvs_and_bytes();
     for (all, more) in [
         (&mut qp.postlists, posts),
-        (&mut qp.runs, cell.postlist_runs_between_completions),
+        (
+            &mut qp.unpolled_postlist_runs,
+            cell.postlist_runs_between_completions,
+        ),
         (&mut qp.adjacent_reads, cell.adjacent_reads),
-        (&mut qp.refused, cell.refused_wrs),
-        (&mut qp.failed, cell.failed_completions),
-        (&mut qp.recvs.postlists, recv_posts),
-        (&mut qp.recvs.count, recvs),
-        (&mut qp.recvs.bytes, room),
+        (&mut qp.refused_wrs, cell.refused_wrs),
+        (&mut qp.failed_completions, cell.failed_completions),
+        (&mut qp.posted_recvs.postlists, recv_posts),
+        (&mut qp.posted_recvs.count, recvs),
+        (&mut qp.posted_recvs.buffer_bytes, room),
     ] {
         *all = all.saturating_add(more);
     }
@@ -342,8 +345,11 @@ fn make_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     let operations = qp.posted_operations();
     // Operations that the model does not have are missing from the list of operations.
     qp.postlists = qp.postlists.min(operations);
-    qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
-    qp.postlists = qp.postlists.max(qp.runs);
+    qp.unpolled_postlist_runs = qp
+        .unpolled_postlist_runs
+        .min(qp.postlists)
+        .max(u64::from(operations > 0));
+    qp.postlists = qp.postlists.max(qp.unpolled_postlist_runs);
     qp.adjacent_reads = qp.adjacent_reads.min(qp.operations_of_verb(Verb::RdmaRead));
     if qp.atomics_of_known_address() > operations {
         qp.atomics_by_low_address_bits.clear();
@@ -378,21 +384,30 @@ fn union_of_spans(one: Option<TimeSpan>, other: Option<TimeSpan>) -> Option<Time
 fn add_postlist_length_buckets(lengths: &mut Vec<PostlistsByLength>, buckets: &[u64]) {
     for (bucket, count) in buckets.iter().enumerate().filter(|(_, count)| **count > 0) {
         let at_most = largest_of_bucket(bucket);
-        match lengths.iter_mut().find(|known| known.at_most == at_most) {
+        match lengths
+            .iter_mut()
+            .find(|known| known.max_postlist_len == at_most)
+        {
             Some(known) => known.count = known.count.saturating_add(*count),
             None => lengths.push(PostlistsByLength {
-                at_most,
+                max_postlist_len: at_most,
                 count: *count,
             }),
         }
     }
-    lengths.sort_by_key(|known| known.at_most);
+    lengths.sort_by_key(|known| known.max_postlist_len);
 }
 
-fn add_slot(slots: &mut Vec<SlotCount>, slot: u32, count: u64) {
-    match slots.iter_mut().find(|known| known.slot == slot) {
+fn add_slot(slots: &mut Vec<AtomicSlotCount>, slot: u32, count: u64) {
+    match slots
+        .iter_mut()
+        .find(|known| known.low_address_bits == slot)
+    {
         Some(known) => known.count = known.count.saturating_add(count),
-        None => slots.push(SlotCount { slot, count }),
+        None => slots.push(AtomicSlotCount {
+            low_address_bits: slot,
+            count,
+        }),
     }
 }
 
@@ -448,7 +463,10 @@ mod tests {
         let [qp] = &profile.queue_pairs[..] else {
             panic!("one queue pair: {profile:?}");
         };
-        assert_eq!((qp.qpn, qp.postlists, qp.runs), (0x12, 25, 10));
+        assert_eq!(
+            (qp.qpn, qp.postlists, qp.unpolled_postlist_runs),
+            (0x12, 25, 10)
+        );
         let operation = Operation::new(Verb::Send, Transport::Ud, 60)
             .inlined()
             .with_signaled_fraction(0.04);
@@ -505,7 +523,7 @@ mod tests {
             panic!("one queue pair: {profile:?}");
         };
         assert_eq!((qp.posted_operations(), qp.postlists), (6, 6));
-        assert!((qp.sent[0].operation.signaled - 0.5).abs() < 1e-9);
+        assert!((qp.sent[0].operation.signaled_fraction - 0.5).abs() < 1e-9);
     }
 
     #[test]
@@ -541,7 +559,7 @@ mod tests {
             }
             if let Ok(read) = from(&bytes) {
                 prop_assert_eq!(read.profile.check(), Ok(()));
-                let cib = nicmodel::profile::builtin("cib").expect("built in");
+                let cib = nicmodel::profile::builtin_profile("cib").expect("built in");
                 let _ = nicmodel::guidelines::advise(&read.profile, cib);
             }
         }

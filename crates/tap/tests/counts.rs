@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use nicmodel::op_profile::{OperationProfile, QueuePair, SlotCount};
+use nicmodel::op_profile::{AtomicSlotCount, OperationProfile, QueuePair};
 use nicmodel::{Transport, Verb};
 use tap::Ledger;
 use verbs::{Access, CompletionQueue, Inline, Provider, Rc, Ud, WcBuffer};
@@ -386,7 +386,10 @@ fn sender(profile: &OperationProfile) -> &QueuePair {
 #[test]
 fn every_verb_is_counted_with_what_it_costs() {
     let profile = profile("rc");
-    assert_eq!(profile.peers, 1, "both queue pairs are of this process");
+    assert_eq!(
+        profile.peer_count, 1,
+        "both queue pairs are of this process"
+    );
     let qp = sender(&profile);
     assert_eq!(qp.transport, Transport::Rc);
     let kinds: Vec<_> = qp
@@ -411,27 +414,31 @@ fn every_verb_is_counted_with_what_it_costs() {
             (Verb::Send, 8, true, 3),
         ]
     );
-    assert!((qp.sent[0].operation.signaled - 1.0 / 16.0).abs() < 1e-9);
-    assert!((qp.sent[1].operation.signaled - 1.0).abs() < 1e-9);
+    assert!((qp.sent[0].operation.signaled_fraction - 1.0 / 16.0).abs() < 1e-9);
+    assert!((qp.sent[1].operation.signaled_fraction - 1.0).abs() < 1e-9);
     assert_eq!(qp.postlists, 10 + 5 + 3 + 6 + 3);
     // Five READs were posted without a poll between them; a poll followed every other post.
-    assert_eq!(qp.runs, 10 + 1 + 3 + 6 + 3);
+    assert_eq!(qp.unpolled_postlist_runs, 10 + 1 + 3 + 6 + 3);
     assert_eq!(qp.adjacent_reads, 4);
     assert_eq!(qp.max_outstanding, 16);
-    let slot = |slot| SlotCount { slot, count: 3 };
+    let slot = |slot| AtomicSlotCount {
+        low_address_bits: slot,
+        count: 3,
+    };
     assert_eq!(qp.atomics_by_low_address_bits.len(), 2);
     assert_eq!(
-        qp.atomics_by_low_address_bits[1].slot - qp.atomics_by_low_address_bits[0].slot,
+        qp.atomics_by_low_address_bits[1].low_address_bits
+            - qp.atomics_by_low_address_bits[0].low_address_bits,
         8
     );
     assert_eq!(
         qp.atomics_by_low_address_bits[0],
-        slot(qp.atomics_by_low_address_bits[0].slot)
+        slot(qp.atomics_by_low_address_bits[0].low_address_bits)
     );
     let lengths: Vec<_> = qp
         .postlist_lengths
         .iter()
-        .map(|l| (l.at_most, l.count))
+        .map(|l| (l.max_postlist_len, l.count))
         .collect();
     assert_eq!(lengths, [(1, 17), (16, 10)]);
     let receiver = profile
@@ -441,16 +448,16 @@ fn every_verb_is_counted_with_what_it_costs() {
         .expect("one received");
     let received = &receiver.received[0];
     assert_eq!((received.operation.payload_bytes, received.count), (8, 3));
-    assert!(received.operation.imm);
+    assert!(received.operation.has_imm);
     assert_eq!(
         (
-            receiver.recvs.postlists,
-            receiver.recvs.count,
-            receiver.recvs.bytes
+            receiver.posted_recvs.postlists,
+            receiver.posted_recvs.count,
+            receiver.posted_recvs.buffer_bytes
         ),
         (1, 3, 192)
     );
-    assert_eq!(profile.memory.registered_bytes, 1 << 16);
+    assert_eq!(profile.memory.max_registered_bytes, 1 << 16);
     let [thread] = &profile.threads[..] else {
         panic!("one thread: {profile:?}");
     };
@@ -463,7 +470,7 @@ fn every_verb_is_counted_with_what_it_costs() {
 fn datagrams_are_counted_without_their_routing_header() {
     let profile = profile("ud");
     let qp = sender(&profile);
-    assert_eq!((qp.transport, profile.peers), (Transport::Ud, 1));
+    assert_eq!((qp.transport, profile.peer_count), (Transport::Ud, 1));
     assert_eq!(qp.sent[0].operation.payload_bytes, 100);
     assert_eq!(qp.received[0].operation.payload_bytes, 100);
     assert_eq!((qp.sent[0].count, qp.received[0].count), (4, 4));
@@ -475,7 +482,7 @@ fn what_was_refused_was_not_posted() {
     let profile = profile("full");
     let qp = sender(&profile);
     assert_eq!(qp.posted_operations(), u64::from(qp.max_send_wr));
-    assert_eq!((qp.refused, qp.postlists), (4, 1));
+    assert_eq!((qp.refused_wrs, qp.postlists), (4, 1));
     assert_eq!(qp.max_outstanding, qp.max_send_wr);
 }
 
@@ -483,7 +490,7 @@ fn what_was_refused_was_not_posted() {
 fn a_loop_that_waits_for_each_operation_is_one_when_some_fail() {
     let profile = profile("fails");
     let qp = sender(&profile);
-    assert_eq!((qp.posted_operations(), qp.failed), (20, 10));
+    assert_eq!((qp.posted_operations(), qp.failed_completions), (20, 10));
     assert_eq!(qp.max_outstanding, 1);
     assert!(profile.waits_after_each_operation());
 }
@@ -492,7 +499,10 @@ fn a_loop_that_waits_for_each_operation_is_one_when_some_fail() {
 fn threads_are_told_apart_and_nothing_is_lost_between_them() {
     let profile = profile("threads");
     let qp = sender(&profile);
-    assert_eq!((qp.posted_operations(), qp.runs), (21, 21));
+    assert_eq!(
+        (qp.posted_operations(), qp.unpolled_postlist_runs),
+        (21, 21)
+    );
     let posting = profile.threads.iter().filter(|thread| thread.posts > 0);
     assert!(posting.count() >= 2);
     let completions: u64 = profile.threads.iter().map(|t| t.completions).sum();
@@ -518,7 +528,11 @@ fn completions_that_another_thread_polls_end_repetitions() {
     let profile = profile("polls_elsewhere");
     let qp = sender(&profile);
     assert_eq!((qp.posted_operations(), qp.postlists), (1000, 1000));
-    assert_eq!((qp.runs, qp.max_outstanding), (1000, 1), "{qp:?}");
+    assert_eq!(
+        (qp.unpolled_postlist_runs, qp.max_outstanding),
+        (1000, 1),
+        "{qp:?}"
+    );
     assert!((qp.mean_outstanding - 1.0).abs() < 1e-9, "{qp:?}");
 }
 
@@ -528,23 +542,23 @@ fn repeated_posts_are_counted_as_all_others() {
     let qp = sender(&profile);
     assert_eq!((qp.posted_operations(), qp.postlists), (400, 400));
     // The second hundred polls may find one completion each, but no post comes between them.
-    assert_eq!((qp.runs, qp.max_outstanding), (100, 4));
+    assert_eq!((qp.unpolled_postlist_runs, qp.max_outstanding), (100, 4));
     assert!((qp.mean_outstanding - 2.5).abs() < 1e-9, "{qp:?}");
     let [kind] = &qp.sent[..] else {
         panic!("one kind: {qp:?}");
     };
     assert_eq!((kind.count, kind.operation.payload_bytes), (400, 8));
-    assert!((kind.operation.signaled - 250.0 / 400.0).abs() < 1e-9);
+    assert!((kind.operation.signaled_fraction - 250.0 / 400.0).abs() < 1e-9);
 }
 
 #[test]
 fn recvs_that_are_alike_are_counted_as_all_others() {
     let profile = profile("recvs");
-    let posted = |qp: &&QueuePair| qp.recvs.count > 0;
+    let posted = |qp: &&QueuePair| qp.posted_recvs.count > 0;
     let qp = profile.queue_pairs.iter().find(posted).expect("one posted");
-    let recvs = &qp.recvs;
+    let recvs = &qp.posted_recvs;
     assert_eq!((recvs.postlists, recvs.count), (10, 13));
-    assert_eq!(recvs.bytes, 10 * 64 + 100);
+    assert_eq!(recvs.buffer_bytes, 10 * 64 + 100);
     assert_eq!(profile.threads[0].recv_posts, 10);
 }
 
@@ -558,8 +572,15 @@ fn a_program_that_dies_leaves_what_it_did() {
     };
     assert!(!profile.complete);
     let qp = sender(profile);
-    assert_eq!((qp.posted_operations(), qp.postlists, qp.runs), (10, 10, 8));
-    assert!((qp.sent[0].operation.signaled - 0.7).abs() < 1e-9);
+    assert_eq!(
+        (
+            qp.posted_operations(),
+            qp.postlists,
+            qp.unpolled_postlist_runs
+        ),
+        (10, 10, 8)
+    );
+    assert!((qp.sent[0].operation.signaled_fraction - 0.7).abs() < 1e-9);
     // At each of the first seven posts one operation is outstanding; at the next posts one, two and three
     // are.
     assert_eq!(qp.max_outstanding, 3);

@@ -7,9 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use bench::bounce::one_way_bounce_ns;
+use bench::cache_line_bounce::one_way_bounce_ns;
+use bench::core_pinning::{CorePair, spawn_on_cores};
 use bench::peers::KillOnDrop;
-use bench::pin::{CorePair, spawn_on_cores};
 use serde::de::DeserializeOwned;
 
 use crate::args::{NicArgs, PortArgs};

@@ -336,7 +336,7 @@ fn run_and_check_system<S: CheckedSystem>(
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
     let (mut server, mut said) =
-        start_on_cores::<S::Line>(command, &bench::pin::allowed_cores()?, "server")?;
+        start_on_cores::<S::Line>(command, &bench::core_pinning::allowed_cores()?, "server")?;
     let mut clients = ClientsOfCheck {
         subject,
         seed: args.seed,

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bench::pin::allowed_cores;
+use bench::core_pinning::allowed_cores;
 use bench::simulated::UnknownCostsError;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;

@@ -531,7 +531,7 @@ fn unmodified_programs_are_counted_and_traced_on_the_device() {
         .collect();
     assert_eq!(worked.len(), 2, "{ledger:?}");
     for process in worked {
-        assert_eq!((process.posted_operations(), process.peers), (200, 1));
+        assert_eq!((process.posted_operations(), process.peer_count), (200, 1));
         let qp = process.posting_queue_pairs().next().expect("it sent");
         assert_eq!(qp.sent[0].operation.payload_bytes, 4096);
         assert_eq!(qp.received[0].count, 200);

@@ -33,7 +33,7 @@ fn main() -> Result<()> {
 
 /// Returns the rate of one core with `count` queue pairs, in 10^6 WRITEs a second.
 fn simulate(count: usize) -> Result<f64> {
-    let cib = profile::builtin("cib").ok_or("this NIC is built in")?;
+    let cib = profile::builtin_profile("cib").ok_or("this NIC is built in")?;
     // A run depends only on the seed: the same seed gives the same times.
     let cluster = Cluster::new(cib, 2, 1)?;
     let devices = Provider::simnic().devices()?;
@@ -59,7 +59,7 @@ fn simulate(count: usize) -> Result<f64> {
         tell.set(Some(write(&qps, &cq, remote).map_err(|e| e.to_string())));
     });
     let begin = cluster.now();
-    cluster.run()?;
+    cluster.run_until_threads_end()?;
     outcome.take().ok_or("the client has not ended")??;
     let taken = cluster.now() - begin;
     Ok(WRITES as f64 / taken.as_secs_f64() / 1e6)

@@ -37,7 +37,7 @@ impl PolledQueues {
     #[must_use]
     pub fn poll_in_vain(&self, queues: Range<usize>) -> usize {
         match self.handles.get(queues) {
-            Some(handles) if !handles.is_empty() => simulated::poll_in_vain(handles),
+            Some(handles) if !handles.is_empty() => simulated::poll_cqs_while_empty(handles),
             _ => 0,
         }
     }

@@ -2,14 +2,14 @@
 
 #[cfg(feature = "simnic")]
 pub(crate) use simnic::{
-    idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain, spend,
-    spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
-    spend_shared_atomic_add, wait_until_channel_readable,
+    is_simulated, now, now_ns, poll_cqs_while_empty, spend_core_time, spend_empty_memory_polls,
+    spend_random_accesses, spend_server_request_work, spend_shared_atomic_add,
+    suspend_while_polling_cq, suspend_while_polling_memory, wait_until_channel_readable,
 };
 
 #[cfg(not(feature = "simnic"))]
 pub(crate) use never::{
-    idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain, spend,
+    idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain, spend_core_time,
     spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
     spend_shared_atomic_add, wait_until_channel_readable,
 };

@@ -51,7 +51,7 @@ pub fn charge_server_requests(requests: usize) {
 #[inline]
 pub fn charge_time(time: Duration) {
     if simulated::is_simulated() {
-        simulated::spend(time);
+        simulated::spend_core_time(time);
     }
 }
 

@@ -138,7 +138,7 @@ impl Waiter {
     #[inline]
     pub fn idle_polling_cq_until(&mut self, until_ns: u64) {
         if simulated::is_simulated() {
-            self.misses = simulated::idle_polling(self.misses, until_ns);
+            self.misses = simulated::suspend_while_polling_cq(self.misses, until_ns);
         } else {
             self.idle();
         }
@@ -158,7 +158,7 @@ impl Waiter {
     /// Lets virtual time pass.
     #[cold]
     fn idle_simulated(&mut self, memory: Option<u32>) {
-        self.misses = simulated::idle_polling_memory(self.misses, memory);
+        self.misses = simulated::suspend_while_polling_memory(self.misses, memory);
     }
 
     /// Returns the sleep of the next [`idle`](Self::idle); zero while it spins or yields. For a

@@ -255,7 +255,7 @@ pub unsafe extern "C" fn setsockopt(
 
 /// Answers a request; the program then reads the answers from the socket. Returns the value that `send` must return.
 fn queue_answers(socket: &mut NetlinkSocket, request: &[u8]) -> ssize_t {
-    let answers = rdma_netlink::answer(request, socket.port_id, &SoftwareNicAnswers);
+    let answers = rdma_netlink::build_answers(request, socket.port_id, &SoftwareNicAnswers);
     socket.pending_answers.extend(answers);
     send_pending(socket);
     ssize_t::try_from(request.len()).unwrap_or(ssize_t::MAX)

@@ -21,11 +21,11 @@ impl AnswerSource for SoftwareNicAnswers {
         // SAFETY: the argument is a string, and so is the result, which lives as long as `room`.
         let folder =
             unsafe { CStr::from_ptr(redirect(c"/sys/class/infiniband".as_ptr(), &mut room)) };
-        sysfs::devices(Path::new(OsStr::from_bytes(folder.to_bytes())))
+        sysfs::read_devices(Path::new(OsStr::from_bytes(folder.to_bytes())))
     }
 
     /// Returns the processes of the fabric that this process would join.
-    fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>> {
+    fn processes_of_device(&self, device: usize) -> Option<Vec<ProcessObjects>> {
         // The names of the devices are in the order of their numbers.
         let device = u32::try_from(device).ok()?;
         let found = list_fabric_processes(&Fabric::default_dir().ok()?).ok()?;
@@ -65,14 +65,14 @@ fn objects_on_device(found: FabricProcess, device: u32) -> Option<ProcessObjects
                 use_count: queue.use_count,
             })
             .collect(),
-        domains: domains
+        protection_domains: domains
             .filter(|domain| domain.device == device)
             .map(|domain| ProtectionDomain {
                 number: domain.number,
                 use_count: domain.use_count,
             })
             .collect(),
-        regions: regions
+        memory_regions: regions
             .filter(|region| region.device == device)
             .map(|region| MemoryRegion {
                 lkey_and_rkey: region.key,

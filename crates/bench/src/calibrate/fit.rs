@@ -6,7 +6,7 @@ use nicmodel::Profile;
 use nicmodel::bounds::Resource;
 
 use super::probes::{
-    COUNTER_DISTANCE_EXPONENTS, LINK_PAYLOADS_BYTES, ONE_QP_POSTLIST_LENGTHS, ProbeResults,
+    COUNTER_DISTANCE_EXPONENTS, LINK_PROBE_PAYLOADS_BYTES, ONE_QP_POSTLIST_LENGTHS, ProbeResults,
     ProbedStream,
 };
 
@@ -32,17 +32,17 @@ pub enum NumberFitOutcome {
 }
 
 /// Keys of a profile, such as `processing.send_ns`, each with its result.
-pub(super) type Findings = Vec<(&'static str, NumberFitOutcome)>;
+pub(super) type FitOutcomesByKey = Vec<(&'static str, NumberFitOutcome)>;
 
 type FitResult = Result<f64, String>;
 
 /// Collects fitted numbers; a later number may build on an earlier one.
-struct FindingsCollector<'r> {
-    results: &'r ProbeResults,
-    findings: Findings,
+struct FitOutcomeCollector<'r> {
+    probe_results: &'r ProbeResults,
+    fit_outcomes: FitOutcomesByKey,
 }
 
-impl FindingsCollector<'_> {
+impl FitOutcomeCollector<'_> {
     /// Records the result for `key` and returns it. A negative or infinite number becomes an error.
     fn validate_and_record_number(
         &mut self,
@@ -63,7 +63,7 @@ impl FindingsCollector<'_> {
                 value: *value,
                 fitted_to: from
                     .iter()
-                    .map(|probe| self.results.evidence(*probe))
+                    .map(|probe| self.probe_results.evidence_text(*probe))
                     .collect(),
                 derivation: how.to_owned(),
             },
@@ -71,17 +71,17 @@ impl FindingsCollector<'_> {
                 reason: why.clone(),
             },
         };
-        self.findings.push((key, finding));
+        self.fit_outcomes.push((key, finding));
         number
     }
 }
 
 /// Fits every number that the results show. Sizes of WQEs and headers are taken from the profile
 /// `like`.
-pub(super) fn fit(results: &ProbeResults, like: &Profile) -> Findings {
-    let mut fit = FindingsCollector {
-        results,
-        findings: Vec::new(),
+pub(super) fn fit_all_numbers(results: &ProbeResults, like: &Profile) -> FitOutcomesByKey {
+    let mut fit = FitOutcomeCollector {
+        probe_results: results,
+        fit_outcomes: Vec::new(),
     };
     fit_cpu_times(&mut fit);
     let units = fit_processing_units(&mut fit);
@@ -91,15 +91,15 @@ pub(super) fn fit(results: &ProbeResults, like: &Profile) -> Findings {
     fit_pcie(&mut fit, like);
     fit_latencies(&mut fit, &units);
     fit_wqe_cache(&mut fit);
-    fit.findings
+    fit.fit_outcomes
 }
 
 /// Fits the CPU time of each verb.
-fn fit_cpu_times(fit: &mut FindingsCollector<'_>) {
+fn fit_cpu_times(fit: &mut FitOutcomeCollector<'_>) {
     use ProbedStream::{
         OneLineWqes, ReceiveHeaderOnlySends, SignaledWritePostlists, ThreeLineWqes, WritePostlists,
     };
-    let ns = |probe| fit.results.ns_per_operation(probe);
+    let ns = |probe| fit.probe_results.ns_per_operation(probe);
     let numbers = || -> Result<[f64; 4], String> {
         let (one, three) = (ns(OneLineWqes)?, ns(ThreeLineWqes)?);
         let mmio = (three - one) / 2.0;
@@ -156,11 +156,11 @@ struct NicTimePerOperation {
     read_ns: FitResult,
 }
 
-fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> NicTimePerOperation {
+fn fit_processing_units(fit: &mut FitOutcomeCollector<'_>) -> NicTimePerOperation {
     use ProbedStream::{
         AllCoresHeaderOnlySends, AllCoresReads, OneLineWqes, OneQpSingleWrites, OneQpWritePostlists,
     };
-    let ns = |probe| fit.results.ns_per_operation(probe);
+    let ns = |probe| fit.probe_results.ns_per_operation(probe);
     let [short, _] = ONE_QP_POSTLIST_LENGTHS.map(OneQpWritePostlists);
     // If one queue pair is as fast as several queue pairs of one core, the core is the bottleneck. The
     // rates then do not depend on the number of units.
@@ -215,7 +215,7 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> NicTimePerOperation 
         };
     }
     for key in ["processing.units", "processing.wqe_fetch_wait_ns"] {
-        fit.findings.push((key, NumberFitOutcome::Omitted));
+        fit.fit_outcomes.push((key, NumberFitOutcome::Omitted));
     }
     let read_ns = fit.validate_and_record_number(
         "processing.read_ns",
@@ -230,11 +230,11 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> NicTimePerOperation 
 }
 
 /// Fits the NIC time of arriving messages.
-fn fit_arrival_processing(fit: &mut FindingsCollector<'_>) {
+fn fit_arrival_processing(fit: &mut FitOutcomeCollector<'_>) {
     use ProbedStream::{
         InboundAtomicsOnManyCounters, InboundHeaderOnlySends, InboundPayloadSends, InboundWrite,
     };
-    let ns = |probe| fit.results.ns_per_operation(probe);
+    let ns = |probe| fit.probe_results.ns_per_operation(probe);
     let write = ns(InboundWrite);
     let second = ns(InboundPayloadSends)
         .and_then(|payload| Ok((payload - ns(InboundHeaderOnlySends)?).max(0.0)));
@@ -262,9 +262,9 @@ fn fit_arrival_processing(fit: &mut FindingsCollector<'_>) {
 }
 
 /// Fits the address bits and the hold time of the NIC's locks for atomics.
-fn fit_atomic_locks(fit: &mut FindingsCollector<'_>) {
+fn fit_atomic_locks(fit: &mut FitOutcomeCollector<'_>) {
     use ProbedStream::{InboundAtomicsOnOneCounter, InboundAtomicsOnTwoCounters};
-    let ns = |probe| fit.results.ns_per_operation(probe);
+    let ns = |probe| fit.probe_results.ns_per_operation(probe);
     let one = ns(InboundAtomicsOnOneCounter);
     let bits = one.clone().and_then(|one| {
         for bits in COUNTER_DISTANCE_EXPONENTS {
@@ -306,11 +306,11 @@ fn fit_atomic_locks(fit: &mut FindingsCollector<'_>) {
 }
 
 /// Fits the network link to long inbound READs, whose responses leave by the measured port.
-fn fit_link(fit: &mut FindingsCollector<'_>, like: &Profile) {
-    let [short, long] = LINK_PAYLOADS_BYTES;
-    let probes = LINK_PAYLOADS_BYTES.map(ProbedStream::InboundReadsOfBytes);
+fn fit_link(fit: &mut FitOutcomeCollector<'_>, like: &Profile) {
+    let [short, long] = LINK_PROBE_PAYLOADS_BYTES;
+    let probes = LINK_PROBE_PAYLOADS_BYTES.map(ProbedStream::InboundReadsOfBytes);
     let ns = |bytes| {
-        fit.results
+        fit.probe_results
             .ns_per_operation(ProbedStream::InboundReadsOfBytes(bytes))
     };
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
@@ -318,18 +318,23 @@ fn fit_link(fit: &mut FindingsCollector<'_>, like: &Profile) {
     // Bytes between two response packets, beside their headers and the gap that the link has
     // between any two packets.
     let gap = bytes_per_ns.clone().and_then(|bytes_per_ns| {
-        let stream = fit.results.stream(probes[0]).ok_or("it was not measured")?;
+        let stream = fit
+            .probe_results
+            .stream(probes[0])
+            .ok_or("it was not measured")?;
         let footprint = stream.footprint(like).map_err(|error| error.to_string())?;
-        let packets = footprint.network.to_requester;
-        let own = packets.bytes + packets.count * like.port.packet_gap_bytes.value;
+        let packets = footprint.network_packets.to_requester;
+        let own = packets.bytes_without_gaps + packets.count * like.port.packet_gap_bytes.value;
         Ok((ns(short)? * bytes_per_ns - own).max(0.0))
     });
     let count = NumberFitOutcome::Fitted {
         value: 1.0,
-        fitted_to: probes.map(|probe| fit.results.evidence(probe)).to_vec(),
+        fitted_to: probes
+            .map(|probe| fit.probe_results.evidence_text(probe))
+            .to_vec(),
         derivation: "all ports of the NIC together are taken for one".to_owned(),
     };
-    fit.findings.push(("port.count", count));
+    fit.fit_outcomes.push(("port.count", count));
     let how = "what longer payload takes longer; where PCIe is slower than the network, it is that";
     let _ = fit.validate_and_record_number(
         "port.gbps",
@@ -342,18 +347,23 @@ fn fit_link(fit: &mut FindingsCollector<'_>, like: &Profile) {
 }
 
 /// Fits the PCIe link from streams that are limited by it.
-fn fit_pcie(fit: &mut FindingsCollector<'_>, like: &Profile) {
+fn fit_pcie(fit: &mut FitOutcomeCollector<'_>, like: &Profile) {
     use ProbedStream::{
         AllCoresHeaderOnlySends, AllCoresThreeLineWqeDoorbells, AllCoresTwoLineWqePostlists,
     };
-    let ns = |probe| fit.results.ns_per_operation(probe);
+    let ns = |probe| fit.probe_results.ns_per_operation(probe);
     let lanes = f64::from(like.pcie.lanes.value);
     let known_gbytes = lanes * like.pcie.lane_mbps.value * 1e-3;
     // Time for which the link would be busy per operation at the speed that the profile `like`
     // gives.
     let busy_ns = |probe, resource| {
-        let stream = fit.results.stream(probe).ok_or("it was not measured")?;
-        let bounds = stream.bounds(like).map_err(|error| error.to_string())?;
+        let stream = fit
+            .probe_results
+            .stream(probe)
+            .ok_or("it was not measured")?;
+        let bounds = stream
+            .rate_bounds(like)
+            .map_err(|error| error.to_string())?;
         let rate = bounds
             .rate_mops(resource)
             .ok_or("it does not use the link")?;
@@ -397,11 +407,11 @@ fn fit_pcie(fit: &mut FindingsCollector<'_>, like: &Profile) {
 }
 
 /// Fits the latencies of PCIe and of the port.
-fn fit_latencies(fit: &mut FindingsCollector<'_>, units: &NicTimePerOperation) {
+fn fit_latencies(fit: &mut FitOutcomeCollector<'_>, units: &NicTimePerOperation) {
     use ProbedStream::{
         InboundWrite, OneFetchedUcWriteAtATime, OneInlineUcWriteAtATime, OneReadAtATime,
     };
-    let ns = |probe| fit.results.ns_per_operation(probe);
+    let ns = |probe| fit.probe_results.ns_per_operation(probe);
     let pcie = ns(OneFetchedUcWriteAtATime)
         .and_then(|fetched| Ok((fetched - ns(OneInlineUcWriteAtATime)?) / 2.0));
     let how = "payload that is fetched takes a read, to and fro";
@@ -425,8 +435,8 @@ fn fit_latencies(fit: &mut FindingsCollector<'_>, units: &NicTimePerOperation) {
 }
 
 /// Fits the NIC's cache of WQEs.
-fn fit_wqe_cache(fit: &mut FindingsCollector<'_>) {
-    let results = fit.results;
+fn fit_wqe_cache(fit: &mut FitOutcomeCollector<'_>) {
+    let results = fit.probe_results;
     // Responses are written and WQEs arrive by MMIO, so the NIC reads memory only for WQEs that its
     // cache has lost. If the windows just fit, the NIC loses a few, because some cores run ahead of
     // others. If they do not fit, it loses nearly all.
@@ -440,7 +450,7 @@ fn fit_wqe_cache(fit: &mut FindingsCollector<'_>) {
     let best = first.and_then(|first| windows.get(first.checked_sub(1)?));
     let Some(&best) = best else {
         for key in ["cache.read_window", "cache.read_window_threads"] {
-            fit.findings.push((key, NumberFitOutcome::Omitted));
+            fit.fit_outcomes.push((key, NumberFitOutcome::Omitted));
         }
         return;
     };

@@ -9,7 +9,7 @@
 mod fit;
 mod machine_facts;
 mod probes;
-mod write;
+mod write_profile;
 
 use anyhow::{Context, Result, bail};
 use nicmodel::Profile;
@@ -22,10 +22,10 @@ pub use probes::MeasuredRate;
 use probes::{ProbeResults, ProbedStream};
 
 use crate::micro::{MAX_THREADS, MeasurementTask, TaskResult, VerbStream, WorkerPool};
-use crate::nic::NicChoice;
+use crate::open_nic::NicChoice;
 
 /// Machine on which probes run.
-pub trait ProbeMachine {
+pub trait CalibrationTarget {
     /// Returns the facts about the machine that need no measurement.
     ///
     /// # Errors
@@ -36,13 +36,13 @@ pub trait ProbeMachine {
     fn counts_cache_line_reads(&self) -> bool;
 
     /// Returns the duration of one measurement, in ms.
-    fn duration_ms(&self) -> u64;
+    fn measurement_duration_ms(&self) -> u64;
 
     /// Measures a stream once.
     ///
     /// # Errors
     /// When the NIC cannot run the stream.
-    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate>;
+    fn measure_stream(&mut self, stream: &VerbStream) -> Result<MeasuredRate>;
 }
 
 /// Result of a calibration.
@@ -56,7 +56,7 @@ pub struct CalibrationResult {
 
 /// Returns the number of measurements of a calibration.
 #[must_use]
-pub fn measurement_count(machine: &dyn ProbeMachine) -> usize {
+pub fn measurement_count(machine: &dyn CalibrationTarget) -> usize {
     ProbedStream::all_with_read_windows_if_lines_counted(machine.counts_cache_line_reads()).len()
 }
 
@@ -67,7 +67,7 @@ pub fn measurement_count(machine: &dyn ProbeMachine) -> usize {
 /// # Errors
 /// When nothing can be measured, or the resulting profile is impossible.
 pub fn calibrate(
-    machine: &mut dyn ProbeMachine,
+    machine: &mut dyn CalibrationTarget,
     like: &Profile,
     should_end: impl Fn() -> bool,
 ) -> Result<CalibrationResult> {
@@ -79,19 +79,20 @@ pub fn calibrate(
         if should_end() {
             break;
         }
-        let stream = probe.stream(facts.posting_core_count, machine.duration_ms())?;
-        let sample = machine.measure(&stream);
+        let stream = probe
+            .verb_stream_to_run(facts.posting_core_count, machine.measurement_duration_ms())?;
+        let sample = machine.measure_stream(&stream);
         if sample.is_err() && should_end() {
             break;
         }
         results.add(*probe, stream, sample);
     }
-    if let Some(why) = results.failure_if_none_succeeded() {
+    if let Some(why) = results.first_failure_if_none_succeeded() {
         bail!("nothing could be measured: {why}");
     }
-    let mut findings = fit::fit(&results, like);
+    let mut findings = fit::fit_all_numbers(&results, like);
     loop {
-        let text = write::profile_toml(&facts, &findings, like);
+        let text = write_profile::profile_toml(&facts, &findings, like);
         let problems = match Profile::parse(&text) {
             Ok(profile) => {
                 return Ok(CalibrationResult {
@@ -128,7 +129,7 @@ pub fn calibrate(
 #[derive(Debug)]
 pub struct SimulatedMachine<'p>(pub &'p Profile);
 
-impl ProbeMachine for SimulatedMachine<'_> {
+impl CalibrationTarget for SimulatedMachine<'_> {
     fn facts(&self) -> Result<MachineFacts> {
         let profile = self.0;
         let port = f64::from(profile.port.mtu_bytes.value);
@@ -153,11 +154,11 @@ impl ProbeMachine for SimulatedMachine<'_> {
         true
     }
 
-    fn duration_ms(&self) -> u64 {
+    fn measurement_duration_ms(&self) -> u64 {
         1
     }
 
-    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
+    fn measure_stream(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
         let task = MeasurementTask::Stream(*stream);
         let (outcome, counters) = crate::simulated::micro::run_with_nic_counters(self.0, &task)?;
         let rate = expect_stream_rate(outcome)?;
@@ -177,8 +178,8 @@ impl ProbeMachine for SimulatedMachine<'_> {
 pub struct LocalMachine {
     nic: NicChoice,
     worker_pool: WorkerPool,
-    duration_ms: u64,
-    rounds: u32,
+    measurement_duration_ms: u64,
+    rounds_per_stream: u32,
 }
 
 impl LocalMachine {
@@ -189,8 +190,8 @@ impl LocalMachine {
         LocalMachine {
             nic,
             worker_pool: runner,
-            duration_ms,
-            rounds,
+            measurement_duration_ms: duration_ms,
+            rounds_per_stream: rounds,
         }
     }
 }
@@ -201,7 +202,11 @@ impl LocalMachine {
 /// When the system does not report the number of cores.
 pub fn measurement_tasks(duration_ms: u64) -> Result<Vec<MeasurementTask>> {
     let cores = posting_core_count()?;
-    let task = |probe: ProbedStream| Ok(MeasurementTask::Stream(probe.stream(cores, duration_ms)?));
+    let task = |probe: ProbedStream| {
+        Ok(MeasurementTask::Stream(
+            probe.verb_stream_to_run(cores, duration_ms)?,
+        ))
+    };
     ProbedStream::all_with_read_windows_if_lines_counted(false)
         .into_iter()
         .map(task)
@@ -210,10 +215,10 @@ pub fn measurement_tasks(duration_ms: u64) -> Result<Vec<MeasurementTask>> {
 
 /// Returns the number of posting cores: half of the allowed cores, at least 1.
 fn posting_core_count() -> Result<usize> {
-    Ok((crate::pin::allowed_cores()?.len() / 2).clamp(1, MAX_THREADS))
+    Ok((crate::core_pinning::allowed_cores()?.len() / 2).clamp(1, MAX_THREADS))
 }
 
-impl ProbeMachine for LocalMachine {
+impl CalibrationTarget for LocalMachine {
     fn facts(&self) -> Result<MachineFacts> {
         let provider = Provider::by_name(&self.nic.provider)?;
         let context = provider.device(self.nic.device.as_deref())?.open()?;
@@ -224,8 +229,8 @@ impl ProbeMachine for LocalMachine {
             .into_iter()
             .filter(|bytes| *bytes > 0)
             .min();
-        let cores = crate::pin::allowed_cores()?.len();
-        let cpu = crate::record::cpu();
+        let cores = crate::core_pinning::allowed_cores()?.len();
+        let cpu = crate::run_circumstances::read_cpu_properties();
         let device = context.device_name().to_owned();
         let software = self.nic.provider == "softnic";
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
@@ -252,7 +257,7 @@ impl ProbeMachine for LocalMachine {
                 .map(|clock| ("host.clock_ghz", clock, "/proc/cpuinfo: cpu MHz".to_owned())),
         );
         Ok(MachineFacts {
-            profile_name: profile_name(&device),
+            profile_name: profile_name_from_device_name(&device),
             profile_title: format!("{device} of {}, {}", self.nic.provider, cpu.model),
             remarks: if software {
                 "Measured on the software NIC: what stands for the NIC here is code that the requester's processor runs."
@@ -273,13 +278,13 @@ impl ProbeMachine for LocalMachine {
         false
     }
 
-    fn duration_ms(&self) -> u64 {
-        self.duration_ms
+    fn measurement_duration_ms(&self) -> u64 {
+        self.measurement_duration_ms
     }
 
-    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
+    fn measure_stream(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
         let mut rates = Vec::new();
-        for _ in 0..self.rounds.max(1) {
+        for _ in 0..self.rounds_per_stream.max(1) {
             rates.push(expect_stream_rate(
                 self.worker_pool
                     .measure(&self.nic, &MeasurementTask::Stream(*stream))?,
@@ -294,7 +299,7 @@ impl ProbeMachine for LocalMachine {
 }
 
 /// Makes a profile's name from a device's name.
-fn profile_name(device: &str) -> String {
+fn profile_name_from_device_name(device: &str) -> String {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
     let name: String = device
         .to_lowercase()

@@ -57,19 +57,19 @@ pub(super) enum ProbedStream {
 const ATOMIC_COUNTERS: usize = 1 << 16;
 
 /// Payload bytes that make a WRITE's WQE three lines long, with 36 bytes of headers.
-const THREE_LINE_PAYLOAD_BYTES: usize = 100;
+const THREE_LINE_WQE_PAYLOAD_BYTES: usize = 100;
 
 /// Exponents of the distances between two counters that are tried, in bits.
 pub(super) const COUNTER_DISTANCE_EXPONENTS: std::ops::RangeInclusive<u32> = 3..=16;
 
 /// Payload sizes from which the link's numbers follow. Both make the link the bottleneck and fit
 /// one packet.
-pub(super) const LINK_PAYLOADS_BYTES: [usize; 2] = [256, 1024];
+pub(super) const LINK_PROBE_PAYLOADS_BYTES: [usize; 2] = [256, 1024];
 
 /// Postlist lengths of [`ProbedStream::OneQpWritePostlists`].
 pub(super) const ONE_QP_POSTLIST_LENGTHS: [usize; 2] = [4, 64];
 
-const READ_WINDOWS: [usize; 7] = [64, 128, 256, 384, 512, 768, 1024];
+const PROBED_READ_WINDOWS: [usize; 7] = [64, 128, 256, 384, 512, 768, 1024];
 
 impl ProbedStream {
     /// Returns all probes. Windows of READs are included only if the machine counts what the NIC
@@ -97,16 +97,16 @@ impl ProbedStream {
             AllCoresThreeLineWqeDoorbells,
         ];
         all.extend(ONE_QP_POSTLIST_LENGTHS.map(OneQpWritePostlists));
-        all.extend(LINK_PAYLOADS_BYTES.map(InboundReadsOfBytes));
+        all.extend(LINK_PROBE_PAYLOADS_BYTES.map(InboundReadsOfBytes));
         all.extend(COUNTER_DISTANCE_EXPONENTS.map(InboundAtomicsOnTwoCounters));
         if counted {
-            all.extend(READ_WINDOWS.map(ReadWindow));
+            all.extend(PROBED_READ_WINDOWS.map(ReadWindow));
         }
         all
     }
 
     /// Returns the stream to run.
-    pub(super) fn stream(self, cores: usize, duration_ms: u64) -> Result<VerbStream> {
+    pub(super) fn verb_stream_to_run(self, cores: usize, duration_ms: u64) -> Result<VerbStream> {
         let (verb, parameters) = self.verb_and_parameters(cores);
         // One lock completes about two operations per microsecond, so these streams run longer.
         let slow = matches!(
@@ -120,14 +120,14 @@ impl ProbedStream {
     fn verb_and_parameters(self, cores: usize) -> (Verb, MicroParameters) {
         use ProbedStream::*;
         // One core with so many queue pairs that no processing unit of the NIC limits it.
-        let one_core = streams(1, 256, 64).with_queue_pairs(16);
+        let one_core = stream_parameters(1, 256, 64).with_queue_pairs(16);
         let one_qp = one_core.with_queue_pairs(1);
-        let one_at_a_time = streams(1, 1, 1).with_queue_pairs(1);
+        let one_at_a_time = stream_parameters(1, 1, 1).with_queue_pairs(1);
         let all_cores = MicroParameters {
             threads: Some(cores),
-            ..streams(16, 64, 16).with_queue_pairs(4)
+            ..stream_parameters(16, 64, 16).with_queue_pairs(4)
         };
-        let inbound = all_cores.inbound();
+        let inbound = all_cores.measured_inbound();
         let inbound_sends = inbound.with_window(256);
         // Few operations outstanding: one lock completes about two per microsecond.
         let locks = inbound
@@ -138,7 +138,7 @@ impl ProbedStream {
             OneLineWqes => (Verb::RcWrite, one_core),
             ThreeLineWqes => (
                 Verb::RcWrite,
-                one_core.with_inline_payload(THREE_LINE_PAYLOAD_BYTES),
+                one_core.with_inline_payload(THREE_LINE_WQE_PAYLOAD_BYTES),
             ),
             WritePostlists => (Verb::RcWrite, one_core.with_postlists(32)),
             SignaledWritePostlists => (
@@ -147,7 +147,7 @@ impl ProbedStream {
             ),
             ReceiveHeaderOnlySends => {
                 let sends = one_core.with_postlists(16).with_queue_pairs(8);
-                (Verb::UdSend, sends.inbound().with_payload(0))
+                (Verb::UdSend, sends.measured_inbound().with_payload(0))
             }
             OneQpSingleWrites => (Verb::RcWrite, one_qp),
             OneQpWritePostlists(len) => {
@@ -188,7 +188,7 @@ impl ProbedStream {
                 let singly = all_cores.with_postlists(1);
                 (
                     Verb::RcWrite,
-                    singly.with_inline_payload(THREE_LINE_PAYLOAD_BYTES),
+                    singly.with_inline_payload(THREE_LINE_WQE_PAYLOAD_BYTES),
                 )
             }
             ReadWindow(window) => {
@@ -200,7 +200,11 @@ impl ProbedStream {
 }
 
 /// Returns parameters with the given postlists and window, and one signaled work request in `signal_every`.
-fn streams(wrs_per_doorbell: usize, window: usize, signal_every: usize) -> MicroParameters {
+fn stream_parameters(
+    wrs_per_doorbell: usize,
+    window: usize,
+    signal_every: usize,
+) -> MicroParameters {
     MicroParameters::default()
         .with_postlists(wrs_per_doorbell)
         .with_window(window)
@@ -262,7 +266,7 @@ impl MicroParameters {
     }
 
     /// Returns the same parameters for a measurement of what arrives.
-    fn inbound(self) -> Self {
+    fn measured_inbound(self) -> Self {
         Self {
             measured_role: MeasuredRole::Inbound,
             ..self
@@ -361,7 +365,7 @@ impl ProbeResults {
     }
 
     /// Returns why the first probe failed if no probe succeeded at all.
-    pub(super) fn failure_if_none_succeeded(&self) -> Option<&str> {
+    pub(super) fn first_failure_if_none_succeeded(&self) -> Option<&str> {
         let first = self.failures.values().next().map(String::as_str);
         first.filter(|_| self.samples.is_empty())
     }
@@ -386,7 +390,7 @@ impl ProbeResults {
     }
 
     /// Returns the result as the evidence in a profile names it.
-    pub(super) fn evidence(&self, probe: ProbedStream) -> String {
+    pub(super) fn evidence_text(&self, probe: ProbedStream) -> String {
         match self.ns_per_operation(probe) {
             Ok(ns) => format!("{probe}: {:.4} M/s", 1e3 / ns),
             Err(why) => why,
@@ -409,7 +413,7 @@ mod tests {
     fn every_probe_is_a_stream_on_any_number_of_cores() {
         for cores in [1, 2, 14, 128] {
             for probe in ProbedStream::all_with_read_windows_if_lines_counted(true) {
-                let stream = probe.stream(cores, 1);
+                let stream = probe.verb_stream_to_run(cores, 1);
                 assert!(stream.is_ok(), "{probe:?}: {stream:?}");
             }
         }

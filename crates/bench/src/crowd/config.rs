@@ -42,20 +42,24 @@ impl CrowdPattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrowdConfig {
     /// Communication pattern of the processes.
-    pub kind: CrowdPattern,
+    #[serde(rename = "kind")]
+    pub pattern: CrowdPattern,
     /// Number of polling processes.
     pub processes: usize,
     /// Messages from each process to each peer that it asks, without the answers.
-    pub messages_each: u64,
+    #[serde(rename = "messages_each")]
+    pub messages_per_peer: u64,
 }
 
 /// Flow control of the messages from one process to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FlowControl {
     /// Maximum number of messages that are sent and not answered.
-    pub(super) window: u64,
+    #[serde(rename = "window")]
+    pub(super) max_unanswered_messages: u64,
     /// Messages per answer.
-    pub(super) answer_every: u64,
+    #[serde(rename = "answer_every")]
+    pub(super) messages_per_answer: u64,
 }
 
 impl CrowdConfig {
@@ -74,9 +78,9 @@ impl CrowdConfig {
             processes
         };
         Ok(CrowdConfig {
-            kind,
+            pattern: kind,
             processes,
-            messages_each,
+            messages_per_peer: messages_each,
         })
     }
 
@@ -84,17 +88,17 @@ impl CrowdConfig {
     #[must_use]
     pub fn total_messages(&self) -> u64 {
         let pairs = self.process_pairs().len() as u64;
-        let ways = if self.kind == CrowdPattern::AllToAll {
+        let ways = if self.pattern == CrowdPattern::AllToAll {
             2
         } else {
             1
         };
-        pairs * ways * self.messages_each
+        pairs * ways * self.messages_per_peer
     }
 
     /// Returns the pairs of processes that talk to each other.
     pub(super) fn process_pairs(&self) -> Vec<(usize, usize)> {
-        match self.kind {
+        match self.pattern {
             CrowdPattern::AllToAll => (0..self.processes)
                 .flat_map(|one| (one + 1..self.processes).map(move |other| (one, other)))
                 .collect(),
@@ -106,18 +110,18 @@ impl CrowdConfig {
 
     /// Returns true if the second process of a pair asks too.
     pub(super) fn is_bidirectional(&self) -> bool {
-        self.kind == CrowdPattern::AllToAll
+        self.pattern == CrowdPattern::AllToAll
     }
 
     pub(super) fn flow_control(&self) -> FlowControl {
-        let (window, answer_every) = match self.kind {
+        let (window, answer_every) = match self.pattern {
             CrowdPattern::PingPong | CrowdPattern::BesideBusy => (1, 1),
             CrowdPattern::Stream => (128, 32),
             CrowdPattern::AllToAll => (8, 1),
         };
         FlowControl {
-            window,
-            answer_every,
+            max_unanswered_messages: window,
+            messages_per_answer: answer_every,
         }
     }
 }

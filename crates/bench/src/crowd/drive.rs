@@ -8,10 +8,10 @@ use verbs::QpEndpoint;
 
 use super::config::{CrowdConfig, CrowdPattern};
 use super::member::{MemberJob, MemberResult, RoleTowardPeer};
+use crate::core_pinning::{CorePair, pin_thread_to_cores};
 use crate::job::Job;
 use crate::link::{WorkerCommand, WorkerLink};
-use crate::nic::NicChoice;
-use crate::pin::{CorePair, pin_to};
+use crate::open_nic::NicChoice;
 
 /// Time and messages of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,7 +20,8 @@ pub struct RunResult {
     /// the pairs.
     pub elapsed_ns: u64,
     /// Messages that arrived in order and were answered.
-    pub verified: u64,
+    #[serde(rename = "verified")]
+    pub verified_messages: u64,
 }
 
 /// The processes of a crowd.
@@ -54,7 +55,7 @@ impl Crowd {
 
     /// Starts a crowd whose members are threads of this process.
     #[cfg(test)]
-    pub(super) fn of_threads(
+    pub(super) fn start_as_threads(
         cores: CorePair,
         nic: &NicChoice,
         config: &CrowdConfig,
@@ -80,20 +81,20 @@ impl Crowd {
     pub fn run_all_pairs_at_once(&mut self) -> Result<RunResult> {
         let pairs = self.config.process_pairs();
         let both = [self.cores.requester, self.cores.responder];
-        if self.config.kind != CrowdPattern::BesideBusy {
-            return self.run(&pairs, [&both, &both]);
+        if self.config.pattern != CrowdPattern::BesideBusy {
+            return self.run_pairs(&pairs, [&both, &both]);
         }
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let busy = scope.spawn(|| {
-                let pinned = pin_to(&both);
+                let pinned = pin_thread_to_cores(&both);
                 let mut work = 1u64;
                 while !over.load(Ordering::Relaxed) {
                     work = std::hint::black_box(work.wrapping_mul(3));
                 }
                 pinned
             });
-            let result = self.run(&pairs, [&both, &both]);
+            let result = self.run_pairs(&pairs, [&both, &both]);
             over.store(true, Ordering::Relaxed);
             busy.join().expect("a loop does not panic")?;
             result
@@ -108,25 +109,39 @@ impl Crowd {
         let (one, other) = ([self.cores.requester], [self.cores.responder]);
         let mut sum = RunResult::default();
         for pair in self.config.process_pairs() {
-            let result = self.run(&[pair], [&one, &other])?;
+            let result = self.run_pairs(&[pair], [&one, &other])?;
             sum.elapsed_ns += result.elapsed_ns;
-            sum.verified += result.verified;
+            sum.verified_messages += result.verified_messages;
         }
         Ok(sum)
     }
 
     /// Runs `pairs` at once. The first members of the pairs run on `cores[0]`, the second members
     /// on `cores[1]`.
-    fn run(&mut self, pairs: &[(usize, usize)], cores: [&[usize]; 2]) -> Result<RunResult> {
+    fn run_pairs(&mut self, pairs: &[(usize, usize)], cores: [&[usize]; 2]) -> Result<RunResult> {
         // For each member: its peers, the index of the queue pair at the peer, and the member's
         // role.
         let mut peers = vec![Vec::new(); self.links.len()];
         for &(one, other) in pairs {
             let places = (peers[one].len(), peers[other].len());
             let (asks, answers) = (true, self.config.is_bidirectional());
-            peers[one].push((other, places.1, RoleTowardPeer { asks, answers }));
+            peers[one].push((
+                other,
+                places.1,
+                RoleTowardPeer {
+                    sends_requests: asks,
+                    sends_answers: answers,
+                },
+            ));
             let (asks, answers) = (answers, asks);
-            peers[other].push((one, places.0, RoleTowardPeer { asks, answers }));
+            peers[other].push((
+                one,
+                places.0,
+                RoleTowardPeer {
+                    sends_requests: asks,
+                    sends_answers: answers,
+                },
+            ));
         }
         let members: Vec<usize> = (0..peers.len()).filter(|m| !peers[*m].is_empty()).collect();
         for &member in &members {
@@ -134,7 +149,7 @@ impl Crowd {
             let order = MemberJob {
                 nic: self.nic.clone(),
                 flow_control: self.config.flow_control(),
-                messages_each: self.config.messages_each,
+                messages_per_peer: self.config.messages_per_peer,
                 roles: peers[member].iter().map(|(_, _, role)| *role).collect(),
                 cores: cores[usize::from(second)].to_vec(),
             };
@@ -147,7 +162,7 @@ impl Crowd {
         let elapsed = begin.zip(end).context("a crowd of nobody")?;
         Ok(RunResult {
             elapsed_ns: elapsed.1.saturating_sub(elapsed.0),
-            verified: done.iter().map(|done| done.verified).sum(),
+            verified_messages: done.iter().map(|done| done.verified_messages).sum(),
         })
     }
 

@@ -12,10 +12,10 @@ use verbs::{
 use super::config::FlowControl;
 use crate::clock::now_ns;
 use crate::connect::exchange_endpoints;
+use crate::core_pinning::run_pinned_to;
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
-use crate::pin::run_pinned_to;
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::open_nic::{NicChoice, OpenNic, poll_successful_completions, saturating_u32};
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 /// Order that the driver sends to a member of a crowd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -23,7 +23,8 @@ pub struct MemberJob {
     pub(super) nic: NicChoice,
     #[serde(rename = "pace")]
     pub(super) flow_control: FlowControl,
-    pub(super) messages_each: u64,
+    #[serde(rename = "messages_each")]
+    pub(super) messages_per_peer: u64,
     /// Role toward each peer, in the order of the queue pairs.
     pub(super) roles: Vec<RoleTowardPeer>,
     /// Cores that the member may use.
@@ -33,8 +34,10 @@ pub struct MemberJob {
 /// Role of a member toward one of its peers.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct RoleTowardPeer {
-    pub(super) asks: bool,
-    pub(super) answers: bool,
+    #[serde(rename = "asks")]
+    pub(super) sends_requests: bool,
+    #[serde(rename = "answers")]
+    pub(super) sends_answers: bool,
 }
 
 /// Result of a member, with its start and end time.
@@ -43,7 +46,8 @@ pub(super) struct MemberResult {
     pub(super) begin_ns: u64,
     pub(super) end_ns: u64,
     /// Messages that arrived in order.
-    pub(super) verified: u64,
+    #[serde(rename = "verified")]
+    pub(super) verified_messages: u64,
 }
 
 /// Bytes of a message: its number, and a word that is nonzero in answers.
@@ -66,7 +70,7 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MemberJob) -> Resul
         link.send(&MemberResult {
             begin_ns,
             end_ns,
-            verified,
+            verified_messages: verified,
         })?;
         // Keeps the queue pairs alive until all members have ended.
         link.barrier()
@@ -74,11 +78,11 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MemberJob) -> Resul
 }
 
 /// The connection to one peer.
-struct Peer {
+struct PeerConnection {
     qp: QueuePair<Rc>,
-    list: Postlist<Rc>,
-    recvs: RecvList,
-    outstanding_wrs: usize,
+    send_postlist: Postlist<Rc>,
+    recv_list: RecvList,
+    outstanding_send_wrs: usize,
     /// Messages to send in all, sent so far, and answered so far.
     messages_to_send: u64,
     messages_sent: u64,
@@ -90,47 +94,50 @@ struct Peer {
     pending_answer_number: Option<u64>,
 }
 
-impl Peer {
+impl PeerConnection {
     fn is_done(&self) -> bool {
         self.messages_answered_by_peer == self.messages_to_send
             && self.messages_received == self.messages_to_receive
             && self.pending_answer_number.is_none()
-            && self.outstanding_wrs == 0
+            && self.outstanding_send_wrs == 0
     }
 
     /// Posts the answers and messages that may be sent now, and the receives.
-    fn post_ready(&mut self, flow_control: FlowControl) -> Result<()> {
-        self.list.clear();
-        let room = |peer: &Self| peer.outstanding_wrs + peer.list.len() < peer.list.capacity();
+    fn post_due_sends_and_recvs(&mut self, flow_control: FlowControl) -> Result<()> {
+        self.send_postlist.clear();
+        let room = |peer: &Self| {
+            peer.outstanding_send_wrs + peer.send_postlist.len() < peer.send_postlist.capacity()
+        };
         if let Some(number) = self.pending_answer_number
             && room(self)
         {
-            self.add_message(number, 1);
+            self.add_message_to_postlist(number, 1);
             self.pending_answer_number = None;
         }
         while self.messages_sent < self.messages_to_send
-            && self.messages_sent - self.messages_answered_by_peer < flow_control.window
+            && self.messages_sent - self.messages_answered_by_peer
+                < flow_control.max_unanswered_messages
             && room(self)
         {
             self.messages_sent += 1;
-            self.add_message(self.messages_sent, 0);
+            self.add_message_to_postlist(self.messages_sent, 0);
         }
-        if !self.recvs.is_empty() {
-            self.qp.post_recv(&mut self.recvs)?;
-            self.recvs.clear();
+        if !self.recv_list.is_empty() {
+            self.qp.post_recv(&mut self.recv_list)?;
+            self.recv_list.clear();
         }
-        if !self.list.is_empty() {
-            self.outstanding_wrs += self.list.len();
-            self.qp.post_send(&mut self.list)?;
+        if !self.send_postlist.is_empty() {
+            self.outstanding_send_wrs += self.send_postlist.len();
+            self.qp.post_send(&mut self.send_postlist)?;
         }
         Ok(())
     }
 
-    fn add_message(&mut self, number: u64, is_answer: u64) {
+    fn add_message_to_postlist(&mut self, number: u64, is_answer: u64) {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[..8].copy_from_slice(&number.to_ne_bytes());
         bytes[8..].copy_from_slice(&is_answer.to_ne_bytes());
-        self.list.send(Inline(&bytes)).signaled();
+        self.send_postlist.send(Inline(&bytes)).signaled();
     }
 
     /// Processes an arrived message. Returns true for a message and false for an answer.
@@ -154,7 +161,9 @@ impl Peer {
         if number != self.messages_received {
             bail!("message {number} came as number {}", self.messages_received);
         }
-        if number.is_multiple_of(flow_control.answer_every) || number == self.messages_to_receive {
+        if number.is_multiple_of(flow_control.messages_per_answer)
+            || number == self.messages_to_receive
+        {
             self.pending_answer_number = Some(number);
         }
         Ok(true)
@@ -163,7 +172,7 @@ impl Peer {
 
 struct Member {
     cq: CompletionQueue,
-    peers: Vec<Peer>,
+    peers: Vec<PeerConnection>,
     peer_index_by_qpn: HashMap<Qpn, usize>,
     recv_buffers: MemoryRegion,
     flow_control: FlowControl,
@@ -173,11 +182,11 @@ impl Member {
     fn new(link: &mut WorkerLink, nic: &OpenNic, order: &MemberJob) -> Result<Member> {
         let flow_control = order.flow_control;
         // Receives for the messages and the answers of both sides.
-        let recvs = usize::try_from(2 * flow_control.window)?;
+        let recvs = usize::try_from(2 * flow_control.max_unanswered_messages)?;
         let sends = recvs + 2;
         let cq = nic.create_cq(order.roles.len() * (recvs + sends))?;
         let bytes = order.roles.len() * recvs * MESSAGE_BYTES;
-        let memory = nic.alloc(bytes, Access::LOCAL_WRITE, None)?;
+        let memory = nic.alloc_registered_memory(bytes, Access::LOCAL_WRITE, None)?;
         let mut qps = Vec::new();
         for number in 0..order.roles.len() {
             let qp = nic
@@ -198,15 +207,15 @@ impl Member {
         let mut peers = Vec::new();
         for ((qp, to), role) in qps.into_iter().zip(&theirs).zip(&order.roles) {
             let qp = qp.connect(to)?;
-            let messages = |does: bool| if does { order.messages_each } else { 0 };
-            peers.push(Peer {
-                list: qp.postlist(sends),
-                recvs: qp.recv_list(recvs),
-                outstanding_wrs: 0,
-                messages_to_send: messages(role.asks),
+            let messages = |does: bool| if does { order.messages_per_peer } else { 0 };
+            peers.push(PeerConnection {
+                send_postlist: qp.postlist(sends),
+                recv_list: qp.recv_list(recvs),
+                outstanding_send_wrs: 0,
+                messages_to_send: messages(role.sends_requests),
                 messages_sent: 0,
                 messages_answered_by_peer: 0,
-                messages_to_receive: messages(role.answers),
+                messages_to_receive: messages(role.sends_answers),
                 messages_received: 0,
                 pending_answer_number: None,
                 qp,
@@ -227,12 +236,12 @@ impl Member {
     /// received.
     fn run_and_count_received(&mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
-        let mut timeout = PollTimeout::without_pause(3 * TIMEOUT_NS);
+        let mut timeout = PollTimeout::without_pause(3 * DEFAULT_EVENT_TIMEOUT_NS);
         let (mut verified, mut left) = (0, self.peers.len());
         let mut changed: Vec<usize> = (0..self.peers.len()).collect();
         while left > 0 {
             for number in changed.drain(..) {
-                self.peers[number].post_ready(self.flow_control)?;
+                self.peers[number].post_due_sends_and_recvs(self.flow_control)?;
             }
             let Self {
                 cq,
@@ -241,7 +250,7 @@ impl Member {
                 recv_buffers: memory,
                 flow_control,
             } = self;
-            let came = reap(cq, &mut wcs, |wc| {
+            let came = poll_successful_completions(cq, &mut wcs, |wc| {
                 let number = *numbers
                     .get(&wc.qp_num())
                     .context("not of a queue pair here")?;
@@ -255,10 +264,10 @@ impl Member {
                         *flow_control,
                     )?;
                     verified += u64::from(in_order);
-                    peer.recvs
+                    peer.recv_list
                         .recv(memory.slice(at..at + MESSAGE_BYTES)?, wc.wr_id());
                 } else {
-                    peer.outstanding_wrs -= 1;
+                    peer.outstanding_send_wrs -= 1;
                 }
                 if !changed.contains(&number) {
                     changed.push(number);

@@ -17,8 +17,8 @@ pub(crate) use member::{MemberJob, run_worker_side};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::NicChoice;
-    use crate::pin::CorePair;
+    use crate::core_pinning::CorePair;
+    use crate::open_nic::NicChoice;
 
     #[test]
     fn each_kind_does_its_work_in_a_crowd_and_in_turn() {
@@ -26,13 +26,17 @@ mod tests {
         for kind in CrowdPattern::ALL {
             let config = CrowdConfig::new(kind, 4, 50).unwrap();
             let mut crowd =
-                Crowd::of_threads(CorePair::first_two().unwrap(), &nic, &config).unwrap();
+                Crowd::start_as_threads(CorePair::first_two().unwrap(), &nic, &config).unwrap();
             for result in [
                 crowd.run_all_pairs_at_once().unwrap(),
                 crowd.run_one_by_one().unwrap(),
             ] {
                 assert!(result.elapsed_ns > 0);
-                assert_eq!(result.verified, config.total_messages(), "{kind:?}");
+                assert_eq!(
+                    result.verified_messages,
+                    config.total_messages(),
+                    "{kind:?}"
+                );
             }
         }
     }

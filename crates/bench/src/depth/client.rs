@@ -11,14 +11,14 @@ use verbs::{
 use super::config::{
     DepthJob, ExchangeConfig, MAX_COMPLETIONS_PER_POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb,
 };
-use super::data::{check_marks, write_marks};
+use super::payload_marks::{check_marks, write_marks};
 use crate::clock::now_ns;
 use crate::connect::connect_all;
+use crate::core_pinning::run_pinned;
 use crate::job::Job;
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
-use crate::pin::run_pinned;
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::open_nic::{NicChoice, OpenNic, poll_successful_completions, saturating_u32};
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 /// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -76,9 +76,9 @@ pub(crate) fn exchange_as_client(
 /// A queue pair, with the work requests to be posted to it.
 struct ClientQp {
     qp: QueuePair<Rc>,
-    list: Postlist<Rc>,
-    recvs: RecvList,
-    outstanding_wrs: usize,
+    request_postlist: Postlist<Rc>,
+    response_recv_list: RecvList,
+    outstanding_send_wrs: usize,
 }
 
 struct Client<'s> {
@@ -118,8 +118,10 @@ impl<'s> Client<'s> {
             Access::ALL,
         )?;
         // One slot more, for the request that ends the exchange.
-        let requests = nic.alloc((slots + 1) * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
-        let responses = nic.alloc(2 * slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
+        let requests =
+            nic.alloc_registered_memory((slots + 1) * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
+        let responses =
+            nic.alloc_registered_memory(2 * slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
         for slot in 0..slots {
             requests.write_u64(slot * REQUEST_BYTES + 8, slot as u64)?;
         }
@@ -136,10 +138,10 @@ impl<'s> Client<'s> {
         let numbers = qps.iter().enumerate().map(|(n, qp)| (qp.qpn(), n));
         let numbers = numbers.collect();
         let ends = qps.into_iter().map(|qp| ClientQp {
-            list: qp.postlist(sends),
-            recvs: qp.recv_list(2 * depth),
+            request_postlist: qp.postlist(sends),
+            response_recv_list: qp.recv_list(2 * depth),
             qp,
-            outstanding_wrs: 0,
+            outstanding_send_wrs: 0,
         });
         let ends = ends.collect();
         link.barrier()?;
@@ -164,14 +166,14 @@ impl<'s> Client<'s> {
         let begin = now_ns() + span / 10;
         let mut measured = None;
         let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
-        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
+        let mut timeout = PollTimeout::without_pause(DEFAULT_EVENT_TIMEOUT_NS);
         let mut free: Vec<_> = (0..self.request_number_by_slot.len()).collect();
         let (mut looked, mut first) = (0, None);
         loop {
             if measured.is_none() {
                 self.add_requests_to_postlists(&mut free)?;
             }
-            self.post()?;
+            self.post_recvs_and_sends()?;
             if self.requests_answered == self.requests_sent {
                 break;
             }
@@ -200,7 +202,9 @@ impl<'s> Client<'s> {
         for turn in 0..free.len() {
             let slot = free[turn];
             let end = &self.qps[slot / self.config.depth];
-            if end.outstanding_wrs + end.list.len() < end.list.capacity() {
+            if end.outstanding_send_wrs + end.request_postlist.len()
+                < end.request_postlist.capacity()
+            {
                 self.add_request_to_postlist(slot)?;
             } else {
                 free[waiting] = slot;
@@ -228,20 +232,23 @@ impl<'s> Client<'s> {
         self.request_memory.write_u64(at, self.requests_sent)?;
         let request = self.request_memory.slice(at..at + REQUEST_BYTES)?;
         let end = &mut self.qps[slot / self.config.depth];
-        end.list.send(request).signaled().wr_id(SEND_WR_ID_BIT);
+        end.request_postlist
+            .send(request)
+            .signaled()
+            .wr_id(SEND_WR_ID_BIT);
         Ok(())
     }
 
-    fn post(&mut self) -> Result<()> {
+    fn post_recvs_and_sends(&mut self) -> Result<()> {
         for end in &mut self.qps {
-            if !end.recvs.is_empty() {
-                end.qp.post_recv(&mut end.recvs)?;
-                end.recvs.clear();
+            if !end.response_recv_list.is_empty() {
+                end.qp.post_recv(&mut end.response_recv_list)?;
+                end.response_recv_list.clear();
             }
-            if !end.list.is_empty() {
-                end.outstanding_wrs += end.list.len();
-                end.qp.post_send(&mut end.list)?;
-                end.list.clear();
+            if !end.request_postlist.is_empty() {
+                end.outstanding_send_wrs += end.request_postlist.len();
+                end.qp.post_send(&mut end.request_postlist)?;
+                end.request_postlist.clear();
             }
         }
         Ok(())
@@ -265,13 +272,13 @@ impl<'s> Client<'s> {
             requests_answered: answered,
             ..
         } = self;
-        let came = reap(cq, wcs, |wc| {
+        let came = poll_successful_completions(cq, wcs, |wc| {
             let number = *numbers
                 .get(&wc.qp_num())
                 .context("not of a queue pair here")?;
             let end = &mut ends[number];
             if wc.wr_id() & SEND_WR_ID_BIT != 0 {
-                end.outstanding_wrs -= 1;
+                end.outstanding_send_wrs -= 1;
                 return Ok(());
             }
             let at = usize::try_from(wc.wr_id())? * RESPONSE_BYTES;
@@ -291,7 +298,7 @@ impl<'s> Client<'s> {
             waits_for[slot] = 0;
             *answered += 1;
             free.push(slot);
-            end.recvs
+            end.response_recv_list
                 .recv(responses.slice(at..at + RESPONSE_BYTES)?, wc.wr_id());
             Ok(())
         })?;
@@ -307,13 +314,13 @@ impl<'s> Client<'s> {
         let at = self.config.slot_count() * REQUEST_BYTES;
         let request = self.request_memory.slice(at..at + REQUEST_BYTES)?;
         self.qps[0]
-            .list
+            .request_postlist
             .send(request)
             .signaled()
             .wr_id(SEND_WR_ID_BIT);
-        self.post()?;
-        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
-        while self.qps.iter().any(|end| end.outstanding_wrs > 0) {
+        self.post_recvs_and_sends()?;
+        let mut timeout = PollTimeout::without_pause(DEFAULT_EVENT_TIMEOUT_NS);
+        while self.qps.iter().any(|end| end.outstanding_send_wrs > 0) {
             self.poll(wcs, &mut timeout, &mut Vec::new())?;
         }
         Ok(())

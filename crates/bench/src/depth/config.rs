@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use verbs::{Access, MemoryRegion};
 
-use crate::nic::{NicChoice, OpenNic};
+use crate::open_nic::{NicChoice, OpenNic};
 
 /// Verb with which the server moves the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ impl DataMemory {
     ) -> anyhow::Result<MemoryRegion> {
         const MIN_LARGE_REGION_BYTES: usize = 65 << 20;
         Ok(match self {
-            DataMemory::Shared => nic.alloc(bytes, access, None)?,
+            DataMemory::Shared => nic.alloc_registered_memory(bytes, access, None)?,
             DataMemory::Heap => nic.pd.register_vec(vec![0; bytes], access)?,
             DataMemory::Large => nic
                 .pd

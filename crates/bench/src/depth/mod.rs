@@ -8,7 +8,7 @@
 
 mod client;
 mod config;
-mod data;
+mod payload_marks;
 mod server;
 
 pub(crate) use client::exchange_as_client;
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
     use crate::job::Job;
     use crate::link::WorkerLink;
-    use crate::nic::{NicChoice, OpenNic};
+    use crate::open_nic::{NicChoice, OpenNic};
 
     fn tiny(config: ExchangeConfig) -> ExchangeRate {
         let nic = NicChoice::first_device_of("softnic");

@@ -11,11 +11,11 @@ use verbs::{
 use super::config::{
     DepthJob, ExchangeConfig, MAX_COMPLETIONS_PER_POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb,
 };
-use super::data::{check_marks, write_marks};
+use super::payload_marks::{check_marks, write_marks};
 use crate::connect::connect_all;
 use crate::link::WorkerLink;
-use crate::nic::{OpenNic, reap, saturating_u32};
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::open_nic::{OpenNic, poll_successful_completions, saturating_u32};
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 /// Runs the server in the worker process.
 ///
@@ -50,9 +50,9 @@ struct Request {
 /// A queue pair, with the work requests to be posted to it.
 struct ServerQp {
     qp: QueuePair<Rc>,
-    list: Postlist<Rc>,
+    response_postlist: Postlist<Rc>,
     /// WRs in its send queue that have not completed.
-    outstanding_wrs: usize,
+    outstanding_send_wrs: usize,
 }
 
 struct Server<'s> {
@@ -61,7 +61,7 @@ struct Server<'s> {
     qps: Vec<ServerQp>,
     qp_index_by_qpn: HashMap<Qpn, usize>,
     srq: SharedReceiveQueue,
-    recvs: RecvList,
+    recv_list: RecvList,
     request_memory: MemoryRegion,
     data_memory: MemoryRegion,
     response_memory: MemoryRegion,
@@ -98,8 +98,10 @@ impl<'s> Server<'s> {
             slots * config.slot_stride_bytes(),
             Access::ALL,
         )?;
-        let requests = nic.alloc(2 * slots * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
-        let responses = nic.alloc(slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
+        let requests =
+            nic.alloc_registered_memory(2 * slots * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
+        let responses =
+            nic.alloc_registered_memory(slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
         let mut recvs = srq.recv_list(2 * slots);
         for slot in 0..2 * slots {
             let at = slot * REQUEST_BYTES;
@@ -111,9 +113,9 @@ impl<'s> Server<'s> {
         let numbers = qps.iter().enumerate().map(|(n, qp)| (qp.qpn(), n));
         let numbers = numbers.collect();
         let ends = qps.into_iter().map(|qp| ServerQp {
-            list: qp.postlist(sends),
+            response_postlist: qp.postlist(sends),
             qp,
-            outstanding_wrs: 0,
+            outstanding_send_wrs: 0,
         });
         let ends = ends.collect();
         link.barrier()?;
@@ -123,7 +125,7 @@ impl<'s> Server<'s> {
             qps: ends,
             qp_index_by_qpn: numbers,
             srq,
-            recvs,
+            recv_list: recvs,
             request_memory: requests,
             data_memory: data,
             response_memory: responses,
@@ -138,11 +140,11 @@ impl<'s> Server<'s> {
     /// Serves requests until the client ends the exchange. Returns the number of answered requests.
     fn serve(mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
-        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
+        let mut timeout = PollTimeout::without_pause(DEFAULT_EVENT_TIMEOUT_NS);
         let mut came = Vec::with_capacity(MAX_COMPLETIONS_PER_POLL);
-        while !self.has_client_ended || self.qps.iter().any(|end| end.outstanding_wrs > 0) {
+        while !self.has_client_ended || self.qps.iter().any(|end| end.outstanding_send_wrs > 0) {
             came.clear();
-            reap(&self.cq, &mut wcs, |wc| {
+            poll_successful_completions(&self.cq, &mut wcs, |wc| {
                 came.push((wc.is_recv(), wc.wr_id(), wc.qp_num()));
                 Ok(())
             })?;
@@ -153,7 +155,7 @@ impl<'s> Server<'s> {
                 continue;
             }
             timeout.reset();
-            self.recvs.clear();
+            self.recv_list.clear();
             for (is_recv, wr_id, qpn) in came.drain(..) {
                 let queue_pair = *self
                     .qp_index_by_qpn
@@ -165,15 +167,15 @@ impl<'s> Server<'s> {
                     self.handle_completion(queue_pair, wr_id)?;
                 }
             }
-            if !self.recvs.is_empty() {
-                self.srq.post_recv(&mut self.recvs)?;
+            if !self.recv_list.is_empty() {
+                self.srq.post_recv(&mut self.recv_list)?;
             }
             self.start_transfers()?;
             for end in &mut self.qps {
-                if !end.list.is_empty() {
-                    end.outstanding_wrs += end.list.len();
-                    end.qp.post_send(&mut end.list)?;
-                    end.list.clear();
+                if !end.response_postlist.is_empty() {
+                    end.outstanding_send_wrs += end.response_postlist.len();
+                    end.qp.post_send(&mut end.response_postlist)?;
+                    end.response_postlist.clear();
                 }
             }
         }
@@ -184,7 +186,7 @@ impl<'s> Server<'s> {
         let at = usize::try_from(recv)? * REQUEST_BYTES;
         let number = self.request_memory.read_u64(at)?;
         let slot = usize::try_from(self.request_memory.read_u64(at + 8)?)?;
-        self.recvs
+        self.recv_list
             .recv(self.request_memory.slice(at..at + REQUEST_BYTES)?, recv);
         if number == 0 {
             self.has_client_ended = true;
@@ -212,7 +214,9 @@ impl<'s> Server<'s> {
                 break;
             };
             let end = &mut self.qps[request.qp_index];
-            if end.outstanding_wrs + end.list.len() + 2 > end.list.capacity() {
+            if end.outstanding_send_wrs + end.response_postlist.len() + 2
+                > end.response_postlist.capacity()
+            {
                 self.requests_waiting_for_send_room.push_back(request);
                 continue;
             }
@@ -230,12 +234,12 @@ impl<'s> Server<'s> {
                         payload_bytes,
                         request.sequence_number,
                     )?;
-                    end.list.rdma_write(local, remote);
+                    end.response_postlist.rdma_write(local, remote);
                     self.add_response(request)?;
                 }
                 TransferVerb::Read => {
                     self.outstanding_reads[request.slot] = Some(request);
-                    end.list
+                    end.response_postlist
                         .rdma_read(local, remote)
                         .signaled()
                         .wr_id(READ_WR_ID_BIT | request.slot as u64);
@@ -253,7 +257,7 @@ impl<'s> Server<'s> {
         self.response_memory
             .write_u64(at + 8, request.slot as u64)?;
         let response = self.response_memory.slice(at..at + RESPONSE_BYTES)?;
-        let list = &mut self.qps[request.qp_index].list;
+        let list = &mut self.qps[request.qp_index].response_postlist;
         list.send(response).signaled().wr_id(request.slot as u64);
         self.requests_answered += 1;
         Ok(())
@@ -262,14 +266,14 @@ impl<'s> Server<'s> {
     fn handle_completion(&mut self, queue_pair: usize, wr_id: u64) -> Result<()> {
         let end = &mut self.qps[queue_pair];
         if wr_id & READ_WR_ID_BIT == 0 {
-            end.outstanding_wrs -= match self.config.verb {
+            end.outstanding_send_wrs -= match self.config.verb {
                 // This completion also covers the WRITE before the response, which is not signaled.
                 TransferVerb::Write => 2,
                 TransferVerb::Read => 1,
             };
             return Ok(());
         }
-        end.outstanding_wrs -= 1;
+        end.outstanding_send_wrs -= 1;
         let slot = usize::try_from(wr_id & !READ_WR_ID_BIT)?;
         let request = self.outstanding_reads[slot]
             .take()

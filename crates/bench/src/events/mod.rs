@@ -5,36 +5,36 @@
 //! message, answers, and waits again. One request of 64 bytes is under way at a time. Both sides
 //! check every message.
 
-mod channel;
-mod end;
-pub(crate) mod kinds;
+mod completion_channel;
+mod ping_pong;
 mod socket;
+pub(crate) mod transport_and_placement;
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use self::end::{SleepingEndpoint, answer_all, measure_round_trips};
+use self::ping_pong::{SleepingEndpoint, answer_until_last_request, measure_round_trips};
+use crate::core_pinning::{CorePair, run_pinned};
 use crate::job::{EventsJob, Job};
 use crate::link::{WorkerCommand, WorkerLink};
-use crate::nic::NicChoice;
-use crate::pin::{CorePair, run_pinned};
+use crate::open_nic::NicChoice;
 
-pub use self::end::{PING_PONG_MESSAGE_BYTES, RoundTrips};
-pub use self::kinds::{CorePlacement, Transport};
+pub use self::ping_pong::{PING_PONG_MESSAGE_BYTES, RoundTripResult};
+pub use self::transport_and_placement::{CorePlacement, Transport};
 
 /// Starts a worker process and measures round trips for `duration`.
 ///
 /// # Errors
 /// When a verb or a socket fails, a message has wrong bytes, or no message arrives for 10 s.
-pub fn run(
+pub fn measure_with_worker(
     cores: CorePair,
     worker: &WorkerCommand,
     nic: &NicChoice,
     transport: Transport,
     placement: CorePlacement,
     duration: Duration,
-) -> Result<RoundTrips> {
+) -> Result<RoundTripResult> {
     let responder = match placement {
         CorePlacement::TwoCores => cores.responder,
         CorePlacement::OneCore => cores.requester,
@@ -54,11 +54,14 @@ fn run_driver_side(
     link: &mut WorkerLink,
     order: &EventsJob,
     duration: Duration,
-) -> Result<RoundTrips> {
+) -> Result<RoundTripResult> {
     match order.transport {
-        Transport::Verbs => {
-            measure_round_trips(link, channel::EventDrivenQp::open, &order.nic, duration)
-        }
+        Transport::Verbs => measure_round_trips(
+            link,
+            completion_channel::EventDrivenQp::open_and_connect,
+            &order.nic,
+            duration,
+        ),
         Transport::Tcp => {
             measure_round_trips(link, |link, ()| socket::connect_tcp(link), &(), duration)
         }
@@ -74,11 +77,13 @@ fn run_driver_side(
 /// As [`run`].
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &EventsJob) -> Result<()> {
     let mut end: Box<dyn SleepingEndpoint> = match order.transport {
-        Transport::Verbs => Box::new(channel::EventDrivenQp::open(link, &order.nic)?),
-        Transport::Tcp => Box::new(socket::accept_tcp(link)?),
-        Transport::Unix => Box::new(socket::accept_unix(link)?),
+        Transport::Verbs => Box::new(completion_channel::EventDrivenQp::open_and_connect(
+            link, &order.nic,
+        )?),
+        Transport::Tcp => Box::new(socket::listen_and_accept_tcp(link)?),
+        Transport::Unix => Box::new(socket::listen_and_accept_unix(link)?),
     };
-    let answered = answer_all(&mut *end)?;
+    let answered = answer_until_last_request(&mut *end)?;
     link.send(&answered)
 }
 
@@ -101,7 +106,10 @@ mod tests {
                 measured.expect("the driver works")
             });
             assert!(measured.round_trips > 0, "{transport:?}");
-            assert!(measured.per_second > 0.0, "{transport:?}: {measured:?}");
+            assert!(
+                measured.round_trips_per_s > 0.0,
+                "{transport:?}: {measured:?}"
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use super::end::{Message, PING_PONG_MESSAGE_BYTES, SingleFdEpoll, SleepingEndpoint};
+use super::ping_pong::{Message, PING_PONG_MESSAGE_BYTES, SingleFdEpoll, SleepingEndpoint};
 use crate::link::WorkerLink;
 
 /// A connected nonblocking socket.
@@ -20,20 +20,20 @@ pub(super) struct NonblockingSocket<S> {
 /// Connects to the worker's TCP socket, whose address arrives over the link.
 pub(super) fn connect_tcp(link: &mut WorkerLink) -> Result<NonblockingSocket<TcpStream>> {
     let address: SocketAddr = link.recv()?;
-    nonblocking_tcp(
+    make_tcp_nonblocking(
         TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?,
     )
 }
 
 /// Listens on a free loopback port, sends its address over the link, and accepts one connection.
-pub(super) fn accept_tcp(link: &mut WorkerLink) -> Result<NonblockingSocket<TcpStream>> {
+pub(super) fn listen_and_accept_tcp(link: &mut WorkerLink) -> Result<NonblockingSocket<TcpStream>> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
     link.send(&listener.local_addr()?)?;
-    nonblocking_tcp(listener.accept().context("nobody connects")?.0)
+    make_tcp_nonblocking(listener.accept().context("nobody connects")?.0)
 }
 
-fn nonblocking_tcp(stream: TcpStream) -> Result<NonblockingSocket<TcpStream>> {
+fn make_tcp_nonblocking(stream: TcpStream) -> Result<NonblockingSocket<TcpStream>> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     NonblockingSocket::new(stream)
@@ -42,22 +42,24 @@ fn nonblocking_tcp(stream: TcpStream) -> Result<NonblockingSocket<TcpStream>> {
 /// Connects to the worker's Unix socket, whose path arrives over the link.
 pub(super) fn connect_unix(link: &mut WorkerLink) -> Result<NonblockingSocket<UnixStream>> {
     let path: PathBuf = link.recv()?;
-    nonblocking_unix(
+    make_unix_nonblocking(
         UnixStream::connect(&path).with_context(|| format!("cannot connect to {path:?}"))?,
     )
 }
 
 /// Listens in a temporary folder, sends the path over the link, and accepts one connection. The
 /// folder is removed afterwards.
-pub(super) fn accept_unix(link: &mut WorkerLink) -> Result<NonblockingSocket<UnixStream>> {
+pub(super) fn listen_and_accept_unix(
+    link: &mut WorkerLink,
+) -> Result<NonblockingSocket<UnixStream>> {
     let folder = tempfile::tempdir().context("cannot make a folder for a socket")?;
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).with_context(|| format!("cannot bind {path:?}"))?;
     link.send(&path)?;
-    nonblocking_unix(listener.accept().context("nobody connects")?.0)
+    make_unix_nonblocking(listener.accept().context("nobody connects")?.0)
 }
 
-fn nonblocking_unix(stream: UnixStream) -> Result<NonblockingSocket<UnixStream>> {
+fn make_unix_nonblocking(stream: UnixStream) -> Result<NonblockingSocket<UnixStream>> {
     stream.set_nonblocking(true)?;
     NonblockingSocket::new(stream)
 }

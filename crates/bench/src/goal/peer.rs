@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::peers::copy::CopyMethod;
-use crate::peers::datagrams::DatagramExchange;
+use crate::peers::copy_parameters::CopyMethod;
+use crate::peers::datagram_parameters::DatagramExchange;
 use crate::peers::ucx;
 
 /// Payload of the rows that measure bandwidth.
@@ -19,7 +19,7 @@ const EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES: usize = 12 + 8 + 4;
 const EIGHT_BYTE_WRITE_UDP_PAYLOAD_BYTES: usize = EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES + 16;
 
 /// UDP payload of a packet in the middle of a long message.
-const MIDDLE_UDP_PAYLOAD_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
+const MIDDLE_PACKET_UDP_PAYLOAD_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
 
 /// Peer that is measured beside a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ impl PeerSystem {
         match self {
             PeerSystem::UdpOfSends => Some((stream(16), EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES)),
             PeerSystem::UdpOfWrites => Some((stream(16), EIGHT_BYTE_WRITE_UDP_PAYLOAD_BYTES)),
-            PeerSystem::UdpBulk => Some((stream(15), MIDDLE_UDP_PAYLOAD_BYTES)),
+            PeerSystem::UdpBulk => Some((stream(15), MIDDLE_PACKET_UDP_PAYLOAD_BYTES)),
             PeerSystem::UdpPingPong => Some((
                 DatagramExchange::PingPong,
                 EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES,

@@ -8,11 +8,11 @@ use verbs::{Access, MemoryRegion, Postlist, QueuePair, RemoteMemory, Uc, WcBuffe
 use super::parameters::{MeasuredRole, VerbStream};
 use super::verb::{Verb, last_word_offset};
 use crate::link::WorkerLink;
-use crate::nic::{OpenNic, reap};
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::open_nic::{OpenNic, poll_successful_completions};
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 /// Send WRs of the responder on each queue pair.
-pub(super) const RESPONDER_SEND_WRS: usize = 16;
+pub(super) const RESPONDER_SEND_WRS_PER_QP: usize = 16;
 
 /// Bytes of a reported number. Numbers are in registered memory, because not every NIC supports
 /// inline data.
@@ -24,17 +24,17 @@ pub(super) const END_WORD_BYTES: usize = CREDIT_BYTES;
 
 /// Returns true if the stream's requester needs credits.
 pub(super) fn needs_credits(stream: &VerbStream) -> bool {
-    stream.verb == Verb::UcWrite && stream.direction == MeasuredRole::Inbound
+    stream.verb == Verb::UcWrite && stream.measured_role == MeasuredRole::Inbound
 }
 
 /// Returns the WRITEs per part: the whole postlists that come nearest to a quarter of a window and
 /// divide it.
 fn writes_per_credit(stream: &VerbStream) -> usize {
-    let lists = stream.window / stream.batch;
+    let lists = stream.window / stream.wrs_per_doorbell;
     let a_part = (1..=lists.div_ceil(4))
         .rev()
         .find(|part| lists.is_multiple_of(*part));
-    stream.batch * a_part.unwrap_or(1)
+    stream.wrs_per_doorbell * a_part.unwrap_or(1)
 }
 
 /// The requester's side: the numbers that the responder has written, one for each queue pair.
@@ -44,13 +44,17 @@ pub(super) struct ReceivedCredits {
 }
 
 impl ReceivedCredits {
-    pub(super) fn offer_memory(
+    pub(super) fn register_and_send_memory(
         link: &mut WorkerLink,
         nic: &OpenNic,
         stream: &VerbStream,
     ) -> Result<ReceivedCredits> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let memory = nic.alloc(CREDIT_BYTES * stream.queue_pairs, access, stream.pages)?;
+        let memory = nic.alloc_registered_memory(
+            CREDIT_BYTES * stream.queue_pairs_per_thread,
+            access,
+            stream.page_size,
+        )?;
         link.send(&memory.remote())?;
         let part = writes_per_credit(stream) as u64;
         Ok(ReceivedCredits {
@@ -67,7 +71,7 @@ impl ReceivedCredits {
 
     /// Waits until `until` WRITEs have arrived on a queue pair.
     pub(super) fn wait_for_arrivals(&self, queue_pair: usize, until: u64) -> Result<()> {
-        let mut timeout = PollTimeout::new(TIMEOUT_NS);
+        let mut timeout = PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS);
         while u64::from_le(self.memory.read_u64(CREDIT_BYTES * queue_pair)?) < until {
             timeout.fail_if_over_after_empty_poll(
                 "word of the responder that WRITEs have arrived (UC may lose some)",
@@ -78,7 +82,7 @@ impl ReceivedCredits {
 }
 
 /// Tells the responder that the requester has ended, by a WRITE behind the slots.
-pub(super) fn announce_end(
+pub(super) fn announce_end_to_responder(
     nic: &OpenNic,
     qp: &QueuePair<Uc>,
     stream: &VerbStream,
@@ -94,8 +98,11 @@ pub(super) fn announce_end(
     )
     .signaled();
     qp.post_send(&mut list)?;
-    let (mut wcs, mut timeout) = (WcBuffer::<1>::new(), PollTimeout::new(TIMEOUT_NS));
-    while reap(qp.send_cq(), &mut wcs, |_| Ok(()))? == 0 {
+    let (mut wcs, mut timeout) = (
+        WcBuffer::<1>::new(),
+        PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS),
+    );
+    while poll_successful_completions(qp.send_cq(), &mut wcs, |_| Ok(()))? == 0 {
         timeout.fail_if_over_after_empty_poll("completion of the last WRITE")?;
     }
     Ok(())
@@ -104,7 +111,7 @@ pub(super) fn announce_end(
 /// The responder's side of a queue pair.
 struct CreditSender<'q> {
     qp: &'q QueuePair<Uc>,
-    list: Postlist<Uc>,
+    credit_postlist: Postlist<Uc>,
     /// Number of WRITEs that have arrived when the next part is complete.
     arrived_writes_at_next_credit: u64,
     outstanding_credit_writes: usize,
@@ -136,14 +143,14 @@ pub(super) fn send_credits_until_end(
         }
         Ok(CreditSender {
             qp,
-            list,
+            credit_postlist: list,
             arrived_writes_at_next_credit: part as u64,
             outstanding_credit_writes: 0,
         })
     };
     let mut senders: Vec<_> = qps.iter().enumerate().map(sender).collect::<Result<_>>()?;
-    let mut wcs = WcBuffer::<RESPONDER_SEND_WRS>::new();
-    let mut timeout = PollTimeout::new(TIMEOUT_NS);
+    let mut wcs = WcBuffer::<RESPONDER_SEND_WRS_PER_QP>::new();
+    let mut timeout = PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS);
     let word = |place: usize| Ok::<_, anyhow::Error>(u64::from_le(memory.read_u64(place)?));
     while word(stream.slot_bytes_per_thread())? == 0 {
         let mut came = false;
@@ -156,9 +163,9 @@ pub(super) fn send_credits_until_end(
                 continue;
             }
             came = true;
-            while sender.outstanding_credit_writes >= parts.min(RESPONDER_SEND_WRS) {
+            while sender.outstanding_credit_writes >= parts.min(RESPONDER_SEND_WRS_PER_QP) {
                 sender.outstanding_credit_writes -=
-                    reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+                    poll_successful_completions(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
                 timeout.fail_if_over_after_empty_poll("completion of a WRITE to the requester")?;
             }
             let turn = slot / part;
@@ -168,7 +175,7 @@ pub(super) fn send_credits_until_end(
             )?;
             sender
                 .qp
-                .post_send_range(&mut sender.list, turn..turn + 1)?;
+                .post_send_range(&mut sender.credit_postlist, turn..turn + 1)?;
             sender.outstanding_credit_writes += 1;
             sender.arrived_writes_at_next_credit += part as u64;
         }
@@ -182,7 +189,8 @@ pub(super) fn send_credits_until_end(
     }
     for sender in &mut senders {
         while sender.outstanding_credit_writes > 0 {
-            sender.outstanding_credit_writes -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+            sender.outstanding_credit_writes -=
+                poll_successful_completions(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
             timeout.fail_if_over_after_empty_poll("completion of a WRITE to the requester")?;
         }
     }

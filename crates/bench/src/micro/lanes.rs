@@ -11,22 +11,23 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::outcome::{StreamRate, TaskResult};
+use super::shared_atomic_counters::{SharedAtomicCounters, fail_if_wrong};
 use super::sides::{run_measured_side, run_other_side};
-use super::target::{SharedAtomicCounters, fail_if_wrong};
 use super::task::MeasurementTask;
+use crate::core_pinning::run_pinned;
 use crate::job::{Job, MicroJob};
 use crate::link::{CancellableBarrier, WorkerLink, root_cause};
-use crate::nic::{NicChoice, OpenNic};
-use crate::pin::run_pinned;
+use crate::open_nic::{NicChoice, OpenNic};
 
 /// Message from a worker when its lanes have ended.
 #[derive(Debug, Serialize, Deserialize)]
 struct LanesEnded {
-    wrong: Option<String>,
+    #[serde(rename = "wrong")]
+    wrong_data: Option<String>,
 }
 
 /// Combines the outcomes of all lanes, or returns the error that ended them.
-pub(crate) fn combine(results: Vec<Result<TaskResult>>) -> Result<TaskResult> {
+pub(crate) fn combine_lane_results(results: Vec<Result<TaskResult>>) -> Result<TaskResult> {
     let (mut outcomes, mut errors) = (Vec::new(), Vec::new());
     for result in results {
         match result {
@@ -48,7 +49,7 @@ pub(crate) fn combine(results: Vec<Result<TaskResult>>) -> Result<TaskResult> {
 }
 
 /// Measures with the workers at the other ends of `links`.
-pub(crate) fn measure(
+pub(crate) fn measure_with_workers(
     links: &mut [WorkerLink],
     choice: &NicChoice,
     task: &MeasurementTask,
@@ -63,13 +64,13 @@ pub(crate) fn measure(
         link.send(&Job::Micro(MicroJob {
             nic: choice.clone(),
             task: *task,
-            lanes: lane_count_of_process(process, threads, processes),
+            thread_count: lane_count_of_process(process, threads, processes),
             cores: cores_of_process(there, process, processes),
         }))?;
     }
     let lane = |lane: usize, link: &mut WorkerLink| {
         link.set_thread_barrier(&gate);
-        let done = on_core(here, lane, || run_measured_side(link, &nic, task, &target));
+        let done = run_on_core_of_lane(here, lane, || run_measured_side(link, &nic, task, &target));
         if done.is_err() {
             gate.cancel();
         }
@@ -94,11 +95,11 @@ pub(crate) fn measure(
             .flat_map(|thread| thread.unwrap_or_default())
             .collect()
     });
-    let outcome = combine(results)?;
+    let outcome = combine_lane_results(results)?;
     fail_if_wrong(target.describe_wrong_sum()?)?;
     for link in links {
         let end: LanesEnded = link.recv()?;
-        fail_if_wrong(end.wrong)?;
+        fail_if_wrong(end.wrong_data)?;
     }
     Ok(outcome)
 }
@@ -110,8 +111,8 @@ pub(crate) fn measure(
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MicroJob) -> Result<()> {
     let nic = OpenNic::open(&order.nic)?;
     let target = SharedAtomicCounters::new(&nic, &order.task)?;
-    let results = link.split_into_lanes(order.lanes, |lane, link| {
-        on_core(&order.cores, lane, || {
+    let results = link.split_into_lanes(order.thread_count, |lane, link| {
+        run_on_core_of_lane(&order.cores, lane, || {
             run_other_side(link, &nic, &order.task, &target)
         })
     });
@@ -120,12 +121,16 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MicroJob) -> Result
         return Err(error);
     }
     link.send(&LanesEnded {
-        wrong: target.describe_wrong_sum()?,
+        wrong_data: target.describe_wrong_sum()?,
     })
 }
 
 /// Runs a lane's thread on its core, if cores were chosen.
-fn on_core<T>(cores: &[usize], lane: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+fn run_on_core_of_lane<T>(
+    cores: &[usize],
+    lane: usize,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     match cores {
         [] => work(),
         cores => run_pinned(cores[lane % cores.len()], work),

@@ -6,42 +6,42 @@
 //! the last message of each slot. [`compare`] runs the same on two NICs and compares them with
 //! `perftest`.
 
-pub mod compare;
+pub mod compare_nics;
 mod credit;
-mod flow;
-mod form;
 pub(crate) mod lanes;
 mod model;
 pub(crate) mod one_core;
 mod one_sided;
 pub(crate) mod outcome;
 pub(crate) mod parameters;
+mod payload_form;
 mod ping;
 mod receiver;
 mod receiver_result;
 mod requests;
-pub(crate) mod runner;
-mod send;
+mod selective_signaling;
+mod send_rates;
 mod sender;
+mod shared_atomic_counters;
 mod sides;
-mod signals;
-mod target;
 pub(crate) mod task;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timer;
 mod transport;
 pub(crate) mod verb;
+pub(crate) mod worker_pool;
+mod wr_window;
 
-pub(crate) use self::lanes::combine;
+pub(crate) use self::lanes::combine_lane_results;
 pub use self::outcome::{PingPongLatency, StreamRate, TaskResult};
 pub use self::parameters::{
     MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_DEFAULT_INLINE_BYTES, MAX_PAYLOAD_BYTES,
     MAX_QUEUE_PAIRS_PER_THREAD, MAX_THREADS, MAX_WINDOW, MeasuredRole, MicroParameters, VerbStream,
 };
-pub use self::runner::WorkerPool;
+pub(crate) use self::shared_atomic_counters::{SharedAtomicCounters, fail_if_wrong};
 pub(crate) use self::sides::{run_measured_side, run_other_side};
-pub(crate) use self::target::{SharedAtomicCounters, fail_if_wrong};
 pub use self::task::{MeasurementTask, PingPong};
 pub use self::verb::Verb;
-pub use crate::nic::MemoryPages;
+pub use self::worker_pool::WorkerPool;
+pub use crate::open_nic::RegionPageSize;

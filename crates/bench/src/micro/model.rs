@@ -3,7 +3,7 @@
 use nicmodel::{
     Bounds, Footprint, Mix, MixOperation, Operation, OperationError, PostMethod, Profile, Role,
 };
-use nicmodel::{Transport, Verb as ModelVerb, locks};
+use nicmodel::{Transport, Verb as ModelVerb, atomic_locks};
 
 use super::parameters::{MeasuredRole, VerbStream};
 use super::verb::Verb;
@@ -11,7 +11,7 @@ use super::verb::Verb;
 impl VerbStream {
     /// Returns one of the stream's WRs as an operation of the model.
     #[must_use]
-    pub fn operation(&self) -> Operation {
+    pub fn to_model_operation(&self) -> Operation {
         let (verb, transport) = match self.verb {
             Verb::UdSend => (ModelVerb::Send, Transport::Ud),
             Verb::RcSend => (ModelVerb::Send, Transport::Rc),
@@ -26,7 +26,7 @@ impl VerbStream {
         let signaled = 1.0 / self.signal_every as f64;
         Operation {
             inline: self.inline,
-            imm: self.verb.is_send() && payload == 0,
+            has_imm: self.verb.is_send() && payload == 0,
             ..Operation::new(verb, transport, payload).with_signaled_fraction(signaled)
         }
     }
@@ -34,7 +34,7 @@ impl VerbStream {
     /// Returns how the stream passes its WQEs to the NIC.
     #[must_use]
     pub fn post_method(&self) -> PostMethod {
-        if self.batch > 1 {
+        if self.wrs_per_doorbell > 1 {
             PostMethod::Doorbell
         } else {
             PostMethod::WqeByMmio
@@ -47,8 +47,13 @@ impl VerbStream {
     /// When the NIC does not support the operation.
     pub fn footprint(&self, profile: &Profile) -> Result<Footprint, OperationError> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-        let batch = self.batch as f64;
-        Footprint::of_one(profile, &self.operation(), self.post_method(), batch)
+        let batch = self.wrs_per_doorbell as f64;
+        Footprint::of_one(
+            profile,
+            &self.to_model_operation(),
+            self.post_method(),
+            batch,
+        )
     }
 
     /// Returns the rate that each resource of the measured machine allows, without the needs of the
@@ -56,18 +61,22 @@ impl VerbStream {
     ///
     /// # Errors
     /// When the NIC does not support the operation.
-    pub fn bounds(&self, profile: &Profile) -> Result<Bounds, OperationError> {
-        let role = match self.direction {
+    pub fn rate_bounds(&self, profile: &Profile) -> Result<Bounds, OperationError> {
+        let role = match self.measured_role {
             MeasuredRole::Outbound => Role::Requester,
             MeasuredRole::Inbound => Role::Responder,
         };
-        let (addresses, spacing) = (self.addresses as u64, self.spacing_bytes as u64);
-        let queue_pairs = u32::try_from(self.threads * self.queue_pairs).unwrap_or(u32::MAX);
+        let (addresses, spacing) = (
+            self.atomic_counters as u64,
+            self.counter_spacing_bytes as u64,
+        );
+        let queue_pairs =
+            u32::try_from(self.threads * self.queue_pairs_per_thread).unwrap_or(u32::MAX);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let load = MixOperation {
-            lock_slots: locks::lock_count_of_counters(profile, addresses, spacing),
-            ..MixOperation::new(self.operation(), role)
-                .in_postlists(self.batch as f64)
+            lock_slots: atomic_locks::lock_count_of_counters(profile, addresses, spacing),
+            ..MixOperation::new(self.to_model_operation(), role)
+                .in_postlists(self.wrs_per_doorbell as f64)
                 .on_queue_pairs(queue_pairs)
         };
         let cores = u32::try_from(self.threads).unwrap_or(u32::MAX);

@@ -6,22 +6,25 @@ use std::thread;
 use anyhow::{Context, Result};
 use verbs::{QueuePair, Rc, Uc, Ud, WcBuffer};
 
-use super::form::{PayloadForm, with_form};
 use super::parameters::VerbStream;
+use super::payload_form::{PayloadForm, with_form};
 use super::receiver::{Receiver, RecvBuffers};
-use super::send::qp_builder;
+use super::send_rates::qp_builder;
 use super::sender::Sender;
-use super::transport::{SendQp, SendTransport};
+use super::transport::{QpAndDestination, SendTransport};
 use super::verb::Verb;
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
-use crate::phases::{self, OneCoreConnection, PhaseMeasurement, verified_or_fault};
+use crate::one_core_phases::{self, OneCoreConnection, PhaseMeasurement, verified_or_fault};
+use crate::open_nic::{NicChoice, OpenNic, poll_successful_completions, saturating_u32};
 
 /// Measures the SENDs of a stream for its duration.
 ///
 /// # Errors
 /// When a verb fails, or a message is wrong.
-pub(crate) fn measure(choice: &NicChoice, stream: &VerbStream) -> Result<PhaseMeasurement> {
+pub(crate) fn measure_one_core_phases(
+    choice: &NicChoice,
+    stream: &VerbStream,
+) -> Result<PhaseMeasurement> {
     let nic = OpenNic::open(choice)?;
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
         Verb::UdSend => measure_with_transport::<Ud, F>(&nic, stream),
@@ -35,18 +38,18 @@ fn measure_with_transport<T: SendTransport, F: PayloadForm>(
     stream: &VerbStream,
 ) -> Result<PhaseMeasurement>
 where
-    T::Prepared: Send,
+    T::UnconnectedQp: Send,
     T::Destination: Send,
     QueuePair<T>: Send,
 {
     let to = qp_builder::<T>(nic, stream.window, 1)?;
-    let to = T::build(to.max_inline_data(saturating_u32(stream.inline_bytes())))?;
+    let to = T::build_qp(to.max_inline_data(saturating_u32(stream.inline_bytes())))?;
     // The receiver sends no reports here, so these RECVs are never posted.
-    let reports = T::recv_list(&to, 1);
-    let from = T::build(qp_builder::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
+    let reports = T::create_recv_list(&to, 1);
+    let from = T::build_qp(qp_builder::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
     let places = RecvBuffers::allocate_and_post::<T>(nic, stream, &from)?;
     let (mut left, mut right) = WorkerLink::pair()?;
-    let join = |link: &mut WorkerLink, qp| -> Result<SendQp<T>> {
+    let join = |link: &mut WorkerLink, qp| -> Result<QpAndDestination<T>> {
         let joined = T::connect_qps(link, nic, stream.payload_bytes, vec![qp])?.pop();
         joined.context("one queue pair was connected")
     };
@@ -62,7 +65,7 @@ where
         stream,
         wcs: WcBuffer::new(),
     };
-    phases::measure(&mut ends, stream.duration_ms)
+    one_core_phases::measure_phases(&mut ends, stream.duration_ms)
 }
 
 struct OneCoreEnds<'q, T: SendTransport, F: PayloadForm> {
@@ -78,7 +81,7 @@ impl<T: SendTransport, F: PayloadForm> OneCoreConnection for OneCoreEnds<'_, T, 
     }
 
     fn post_window(&mut self) -> Result<()> {
-        for _ in 0..self.stream.window / self.stream.batch {
+        for _ in 0..self.stream.window / self.stream.wrs_per_doorbell {
             self.sender.post(false)?;
         }
         Ok(())
@@ -86,7 +89,7 @@ impl<T: SendTransport, F: PayloadForm> OneCoreConnection for OneCoreEnds<'_, T, 
 
     fn poll_messages(&mut self) -> Result<u64> {
         let (from, receiver) = (self.receiver.qp_and_destination, &mut self.receiver);
-        let came = reap(from.qp.recv_cq(), &mut self.wcs, |wc| {
+        let came = poll_successful_completions(from.qp.recv_cq(), &mut self.wcs, |wc| {
             receiver.check_message(&wc)
         })?;
         Ok(came as u64)
@@ -101,7 +104,10 @@ impl<T: SendTransport, F: PayloadForm> OneCoreConnection for OneCoreEnds<'_, T, 
     }
 
     fn verified_messages(&self) -> Result<u64> {
-        verified_or_fault(self.receiver.fault.as_deref(), self.receiver.next_expected)
+        verified_or_fault(
+            self.receiver.first_wrong_message.as_deref(),
+            self.receiver.next_expected_message,
+        )
     }
 }
 
@@ -120,8 +126,13 @@ mod tests {
                     ..MicroParameters::default()
                 };
                 let stream = VerbStream::new(verb, &parameters, 2).unwrap();
-                let measured = measure(&NicChoice::first_device_of("softnic"), &stream).unwrap();
-                assert!(measured.ns.sender_sum() > 0.0 && measured.ns.receiver_sum() > 0.0);
+                let measured =
+                    measure_one_core_phases(&NicChoice::first_device_of("softnic"), &stream)
+                        .unwrap();
+                assert!(
+                    measured.ns_per_message.sender_sum() > 0.0
+                        && measured.ns_per_message.receiver_sum() > 0.0
+                );
                 assert!(measured.verified_ops >= 2 * 256, "{verb:?}: {measured:?}");
             }
         }

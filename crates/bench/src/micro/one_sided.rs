@@ -16,23 +16,23 @@ use serde::{Deserialize, Serialize};
 use verbs::{Access, Connected, MemoryRegion, QueuePair, Rc, RemoteMemory, Uc};
 
 use super::credit::{self, ReceivedCredits};
-use super::flow::run_and_count_wrs_per_qp;
-use super::form::{read_end_stamps, with_write_form};
 use super::outcome::StreamRate;
 use super::parameters::VerbStream;
+use super::payload_form::{read_end_stamps, with_write_form};
 use super::requests::{NumberedReads, RandomCounterAdds, SingleCounterAdds, StampedWrites};
-use super::target::{SharedAtomicCounters, fail_if_wrong};
+use super::shared_atomic_counters::{SharedAtomicCounters, fail_if_wrong};
 use super::timer::TimedOperations;
 use super::verb::{Verb, last_word_offset};
+use super::wr_window::run_and_count_wrs_per_qp;
 use crate::connect::connect_all;
 use crate::link::WorkerLink;
-use crate::nic::{OpenNic, saturating_u32};
-use crate::peers::copy::pattern;
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::open_nic::{OpenNic, saturating_u32};
+use crate::peers::copy_parameters::byte_pattern;
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 /// Maximum wait of the worker for a WRITE that has completed at the requester, in ns. On UC,
 /// completion only means that the WRITE was sent.
-const ARRIVAL_TIMEOUT_NS: u64 = TIMEOUT_NS / 5;
+const ARRIVAL_TIMEOUT_NS: u64 = DEFAULT_EVENT_TIMEOUT_NS / 5;
 
 /// Number of WRITEs or adds on each queue pair.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -47,12 +47,12 @@ pub(super) fn run_driver_side(
     let (timed, count) = match stream.verb {
         Verb::UcWrite => {
             let credits = credit::needs_credits(stream)
-                .then(|| ReceivedCredits::offer_memory(link, nic, stream));
+                .then(|| ReceivedCredits::register_and_send_memory(link, nic, stream));
             let credits = credits.transpose()?;
             let qps = create_connected_qps::<Uc>(link, nic, stream)?;
             let written = run_writes(nic, &qps, stream, remote, credits.as_ref())?;
             if credits.is_some() {
-                credit::announce_end(nic, &qps[0], stream, remote)?;
+                credit::announce_end_to_responder(nic, &qps[0], stream, remote)?;
             }
             written
         }
@@ -60,7 +60,7 @@ pub(super) fn run_driver_side(
             let qps = create_connected_qps::<Rc>(link, nic, stream)?;
             run_and_count_wrs_per_qp(&qps, stream, None, NumberedReads::new(nic, stream, remote)?)?
         }
-        Verb::Atomics if stream.addresses == 1 => {
+        Verb::Atomics if stream.atomic_counters == 1 => {
             let qps = create_connected_qps::<Rc>(link, nic, stream)?;
             run_and_count_wrs_per_qp(
                 &qps,
@@ -85,7 +85,7 @@ pub(super) fn run_driver_side(
     Ok(StreamRate::new(
         stream,
         timed,
-        count * stream.queue_pairs as u64,
+        count * stream.queue_pairs_per_thread as u64,
         0,
     ))
 }
@@ -107,9 +107,9 @@ fn create_connected_qps<T: Connected>(
     nic: &OpenNic,
     stream: &VerbStream,
 ) -> Result<Vec<QueuePair<T>>> {
-    let prepared = (0..stream.queue_pairs).map(|_| {
-        let cq = nic.create_cq(stream.window.max(credit::RESPONDER_SEND_WRS) + 1)?;
-        let send_wrs = stream.window.max(credit::RESPONDER_SEND_WRS);
+    let prepared = (0..stream.queue_pairs_per_thread).map(|_| {
+        let cq = nic.create_cq(stream.window.max(credit::RESPONDER_SEND_WRS_PER_QP) + 1)?;
+        let send_wrs = stream.window.max(credit::RESPONDER_SEND_WRS_PER_QP);
         let qp = nic
             .qp_builder::<T>(&cq, &cq)
             .max_send_wr(saturating_u32(send_wrs));
@@ -135,7 +135,7 @@ pub(super) fn run_worker_side(
         link.send(&target.remote_counters()?)?;
         let _qps = create_connected_qps::<Rc>(link, nic, stream)?;
         let OperationsPerQp(count) = link.recv()?;
-        target.record_adds(count * stream.queue_pairs as u64);
+        target.record_adds(count * stream.queue_pairs_per_thread as u64);
         return link.send(&None::<String>);
     }
     let access = Access::LOCAL_WRITE
@@ -146,10 +146,10 @@ pub(super) fn run_worker_side(
     let credits = credit::needs_credits(stream);
     let end_bytes = if credits { credit::END_WORD_BYTES } else { 0 };
     let bytes = stream.slot_bytes_per_thread() + end_bytes;
-    let memory = if stream.private {
+    let memory = if stream.private_target_memory {
         nic.pd.register_vec(vec![0; bytes], access)?
     } else {
-        nic.alloc(bytes, access, stream.pages)?
+        nic.alloc_registered_memory(bytes, access, stream.page_size)?
     };
     if stream.verb == Verb::RcRead {
         for place in 0..stream.slots_per_thread() {
@@ -234,7 +234,7 @@ fn describe_wrong_payload(
     memory: &MemoryRegion,
     count: u64,
 ) -> Result<Option<String>> {
-    let mut want = pattern(stream.payload_bytes);
+    let mut want = byte_pattern(stream.payload_bytes);
     let mut got = vec![0; stream.payload_bytes];
     let tail = last_word_offset(stream.payload_bytes);
     for place in 0..stream.slots_per_thread() {
@@ -260,7 +260,7 @@ fn describe_wrong_payload(
 mod tests {
     use super::*;
     use crate::micro::parameters::MicroParameters;
-    use crate::nic::NicChoice;
+    use crate::open_nic::NicChoice;
 
     #[test]
     fn a_place_with_another_number_is_found() {
@@ -279,7 +279,7 @@ mod tests {
         // Six WRITEs: numbers 4 and 5 went to the first two slots. Stamps are one higher than
         // numbers.
         for (slot, stamp) in [(0, 5u64), (1, 6), (2, 3), (3, 4)] {
-            memory.write_at(slot * 24, &pattern(24)).unwrap();
+            memory.write_at(slot * 24, &byte_pattern(24)).unwrap();
             memory.write_u64(slot * 24, stamp).unwrap();
             memory.write_u64(slot * 24 + 16, stamp).unwrap();
         }

@@ -17,7 +17,8 @@ pub struct StreamRate {
     /// WRITEs, the last one of each slot is checked, which by ordering confirms all before it.
     pub verified_ops: u64,
     /// Datagrams that did not arrive.
-    pub lost_ops: u64,
+    #[serde(rename = "lost_ops")]
+    pub lost_datagrams: u64,
 }
 
 impl StreamRate {
@@ -34,7 +35,7 @@ impl StreamRate {
             rate_mops,
             bandwidth_gbytes_per_s,
             verified_ops,
-            lost_ops,
+            lost_datagrams: lost_ops,
         }
     }
 
@@ -58,7 +59,7 @@ impl StreamRate {
             rate_mops: self.rate_mops + other.rate_mops,
             bandwidth_gbytes_per_s: self.bandwidth_gbytes_per_s + other.bandwidth_gbytes_per_s,
             verified_ops: self.verified_ops + other.verified_ops,
-            lost_ops: self.lost_ops + other.lost_ops,
+            lost_datagrams: self.lost_datagrams + other.lost_datagrams,
         }
     }
 }
@@ -78,7 +79,8 @@ pub struct PingPongLatency {
     /// Mean.
     pub latency_ns_mean: f64,
     /// Time of one reading of the clock, which is already subtracted.
-    pub clock_ns: f64,
+    #[serde(rename = "clock_ns")]
+    pub clock_read_ns: f64,
     /// Exchanges that were checked.
     pub verified_ops: u64,
     /// Raw samples: each latency that occurred, to three digits, with its count.

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::verb::{SHORT_PAYLOAD_BYTES, Verb};
-use crate::nic::MemoryPages;
+use super::verb::{IMM_SIZED_PAYLOAD_BYTES, Verb};
+use crate::open_nic::RegionPageSize;
 
 /// Largest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 28;
@@ -90,7 +90,7 @@ pub struct MicroParameters {
     /// Distance of two counters, in bytes; 8 by default.
     pub counter_spacing_bytes: Option<usize>,
     /// Page size of all registered memory; huge pages where possible by default.
-    pub pages: Option<MemoryPages>,
+    pub page_size: Option<RegionPageSize>,
     /// True if the target of WRITEs is private memory of its process, which the NIC did not
     /// allocate.
     pub private_target_memory: bool,
@@ -104,7 +104,7 @@ impl MicroParameters {
                 "{} has no payload of its own that could be inline",
                 verb.label()
             ),
-            Some(false) if payload_bytes == SHORT_PAYLOAD_BYTES => bail!(
+            Some(false) if payload_bytes == IMM_SIZED_PAYLOAD_BYTES => bail!(
                 "4 bytes have no place of their own in memory; leave out that they are not inline"
             ),
             Some(inline) => Ok(inline),
@@ -119,11 +119,13 @@ pub struct VerbStream {
     /// Verb that is posted.
     pub verb: Verb,
     /// Role of the measured NIC.
-    pub direction: MeasuredRole,
+    #[serde(rename = "direction")]
+    pub measured_role: MeasuredRole,
     /// Payload bytes of each message.
     pub payload_bytes: usize,
     /// WRs per doorbell.
-    pub batch: usize,
+    #[serde(rename = "batch")]
+    pub wrs_per_doorbell: usize,
     /// Maximum outstanding WRs on each queue pair, a multiple of `batch` and of `signal_every`.
     pub window: usize,
     /// One WR in this many is signaled.
@@ -131,23 +133,30 @@ pub struct VerbStream {
     /// True if the payload is inline.
     pub inline: bool,
     /// True if a window is posted only when the previous window is done.
-    pub burst: bool,
+    #[serde(rename = "burst")]
+    pub waits_between_windows: bool,
     /// Queue pairs of each thread, which get postlists in turn.
-    pub queue_pairs: usize,
+    #[serde(rename = "queue_pairs")]
+    pub queue_pairs_per_thread: usize,
     /// Threads of each side.
     pub threads: usize,
     /// Processes of the other side.
-    pub processes: usize,
+    #[serde(rename = "processes")]
+    pub other_side_processes: usize,
     /// Counters for atomics; each WR chooses one at random.
-    pub addresses: usize,
+    #[serde(rename = "addresses")]
+    pub atomic_counters: usize,
     /// Distance of two counters, in bytes.
-    pub spacing_bytes: usize,
+    #[serde(rename = "spacing_bytes")]
+    pub counter_spacing_bytes: usize,
     /// Page size of registered memory.
-    pub pages: Option<MemoryPages>,
+    #[serde(rename = "pages")]
+    pub page_size: Option<RegionPageSize>,
     /// True if the target of WRITEs is private memory of its process, which the NIC did not
     /// allocate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub private: bool,
+    #[serde(rename = "private")]
+    pub private_target_memory: bool,
     /// Duration in ms; the first tenth is not measured.
     pub duration_ms: u64,
 }
@@ -195,20 +204,20 @@ impl VerbStream {
         let auto = || largest_divisor(window, 16.min(window / 2));
         let stream = VerbStream {
             verb,
-            direction: parameters.measured_role,
+            measured_role: parameters.measured_role,
             payload_bytes,
-            batch: parameters.wrs_per_doorbell.unwrap_or_else(auto),
+            wrs_per_doorbell: parameters.wrs_per_doorbell.unwrap_or_else(auto),
             window,
             signal_every: parameters.signal_every.unwrap_or_else(auto),
             inline: parameters.resolve_inline(verb, payload_bytes)?,
-            burst: parameters.waits_between_windows,
-            queue_pairs,
+            waits_between_windows: parameters.waits_between_windows,
+            queue_pairs_per_thread: queue_pairs,
             threads,
-            processes,
-            addresses: parameters.atomic_counters.unwrap_or(1),
-            spacing_bytes: parameters.counter_spacing_bytes.unwrap_or(8),
-            pages: parameters.pages,
-            private: parameters.private_target_memory,
+            other_side_processes: processes,
+            atomic_counters: parameters.atomic_counters.unwrap_or(1),
+            counter_spacing_bytes: parameters.counter_spacing_bytes.unwrap_or(8),
+            page_size: parameters.page_size,
+            private_target_memory: parameters.private_target_memory,
             duration_ms,
         };
         stream.check()?;
@@ -217,7 +226,7 @@ impl VerbStream {
 
     fn check(&self) -> Result<()> {
         let VerbStream {
-            batch,
+            wrs_per_doorbell: batch,
             window,
             signal_every,
             ..
@@ -236,51 +245,57 @@ impl VerbStream {
         }
         // The room for the next postlist must depend only on completions that the WRs already
         // posted request.
-        if !self.burst && batch + signal_every - 1 > window {
+        if !self.waits_between_windows && batch + signal_every - 1 > window {
             bail!(
                 "a window of {window} WRs never has room for a batch of {batch} when one WR in \
                  {signal_every} is signaled; widen it or lower the others"
             );
         }
         for (name, count, most) in [
-            ("queue pairs", self.queue_pairs, MAX_QUEUE_PAIRS_PER_THREAD),
+            (
+                "queue pairs",
+                self.queue_pairs_per_thread,
+                MAX_QUEUE_PAIRS_PER_THREAD,
+            ),
             ("threads", self.threads, MAX_THREADS),
-            ("processes", self.processes, MAX_THREADS),
-            ("addresses", self.addresses, MAX_ATOMIC_COUNTERS),
+            ("processes", self.other_side_processes, MAX_THREADS),
+            ("addresses", self.atomic_counters, MAX_ATOMIC_COUNTERS),
         ] {
             if !(1..=most).contains(&count) {
                 bail!("there can be 1 to {most} {name}, not {count}");
             }
         }
-        if self.processes > self.threads {
+        if self.other_side_processes > self.threads {
             bail!(
                 "{} threads cannot be in {} processes; raise the threads or lower the processes",
                 self.threads,
-                self.processes
+                self.other_side_processes
             );
         }
-        if !self.spacing_bytes.is_multiple_of(8)
-            || !(8..=MAX_COUNTER_SPACING_BYTES).contains(&self.spacing_bytes)
+        if !self.counter_spacing_bytes.is_multiple_of(8)
+            || !(8..=MAX_COUNTER_SPACING_BYTES).contains(&self.counter_spacing_bytes)
         {
             bail!(
                 "counters are 8 bytes and aligned: the spacing is a multiple of 8 up to \
                  {MAX_COUNTER_SPACING_BYTES}, not {}",
-                self.spacing_bytes
+                self.counter_spacing_bytes
             );
         }
-        let counters = self.spacing_bytes.saturating_mul(self.addresses);
+        let counters = self
+            .counter_spacing_bytes
+            .saturating_mul(self.atomic_counters);
         if self.slot_bytes_per_thread().max(counters) > MAX_WINDOW_BYTES_PER_THREAD {
             bail!(
                 "{} need more than {} MiB; lower one",
                 if counters > MAX_WINDOW_BYTES_PER_THREAD {
                     format!(
                         "{} counters {} bytes apart",
-                        self.addresses, self.spacing_bytes
+                        self.atomic_counters, self.counter_spacing_bytes
                     )
                 } else {
                     format!(
                         "{} queue pairs with a window of {window} payloads of {} bytes",
-                        self.queue_pairs, self.payload_bytes
+                        self.queue_pairs_per_thread, self.payload_bytes
                     )
                 },
                 MAX_WINDOW_BYTES_PER_THREAD >> 20
@@ -291,7 +306,7 @@ impl VerbStream {
 
     /// Returns true if a requester's counters are used by no other queue pair.
     pub(super) fn has_own_counters(&self) -> bool {
-        self.queue_pairs == 1 && self.threads == 1
+        self.queue_pairs_per_thread == 1 && self.threads == 1
     }
 
     /// Returns the distance of two payload slots, in bytes.
@@ -301,7 +316,7 @@ impl VerbStream {
 
     /// Returns the payload slots of a thread: a window for each queue pair.
     pub(super) fn slots_per_thread(&self) -> usize {
-        self.window * self.queue_pairs
+        self.window * self.queue_pairs_per_thread
     }
 
     /// Returns the bytes of all payload slots of a thread.
@@ -320,8 +335,10 @@ impl VerbStream {
     /// each.
     #[inline]
     pub(super) fn postlists_per_turn(&self) -> usize {
-        if self.queue_pairs == 1 && self.signal_every.is_multiple_of(self.batch) {
-            self.signal_every / self.batch
+        if self.queue_pairs_per_thread == 1
+            && self.signal_every.is_multiple_of(self.wrs_per_doorbell)
+        {
+            self.signal_every / self.wrs_per_doorbell
         } else {
             1
         }
@@ -330,7 +347,7 @@ impl VerbStream {
     /// Returns the WRs of a queue pair's turn.
     #[inline]
     pub(super) fn wrs_per_turn(&self) -> u64 {
-        (self.batch * self.postlists_per_turn()) as u64
+        (self.wrs_per_doorbell * self.postlists_per_turn()) as u64
     }
 
     /// Returns the minimum number of messages on each queue pair.
@@ -342,7 +359,7 @@ impl VerbStream {
     /// `posted` WRs are posted.
     #[inline]
     pub(super) fn completions_needed_before_turn(&self, posted: u64) -> u64 {
-        if self.burst && posted.is_multiple_of(self.window as u64) {
+        if self.waits_between_windows && posted.is_multiple_of(self.window as u64) {
             posted
         } else {
             (posted + self.wrs_per_turn()).saturating_sub(self.window as u64)
@@ -354,7 +371,7 @@ impl VerbStream {
     pub(super) fn can_next_turn_be_last(&self, posted: u64) -> bool {
         let posted = posted + self.wrs_per_turn();
         // The last WR must be signaled, so that every WR completes. The last burst must be whole.
-        let whole = if self.burst {
+        let whole = if self.waits_between_windows {
             self.window
         } else {
             self.signal_every
@@ -393,7 +410,7 @@ mod tests {
     fn defaults_fit_the_payload() {
         let of = |payload| {
             let s = VerbStream::new(Verb::RcSend, &of(payload), 1).unwrap();
-            (s.window, s.batch, s.signal_every, s.inline)
+            (s.window, s.wrs_per_doorbell, s.signal_every, s.inline)
         };
         assert_eq!(of(8), (256, 16, 16, true));
         assert_eq!(of(64), (256, 16, 16, true));
@@ -411,7 +428,10 @@ mod tests {
             ..MicroParameters::default()
         };
         let s = VerbStream::new(Verb::RcWrite, &parameters, 1).unwrap();
-        assert_eq!((s.window, s.batch, s.signal_every), (1200, 300, 200));
+        assert_eq!(
+            (s.window, s.wrs_per_doorbell, s.signal_every),
+            (1200, 300, 200)
+        );
     }
 
     #[test]
@@ -451,10 +471,14 @@ mod tests {
         let of = |verb, parameters: &MicroParameters| VerbStream::new(verb, parameters, 1);
         let plain = of(Verb::Atomics, &MicroParameters::default()).unwrap();
         assert_eq!(
-            (plain.threads, plain.processes, plain.queue_pairs),
+            (
+                plain.threads,
+                plain.other_side_processes,
+                plain.queue_pairs_per_thread
+            ),
             (1, 1, 1)
         );
-        assert_eq!((plain.addresses, plain.spacing_bytes), (1, 8));
+        assert_eq!((plain.atomic_counters, plain.counter_spacing_bytes), (1, 8));
         let processes = |threads, processes| MicroParameters {
             threads,
             other_side_processes: processes,
@@ -466,7 +490,7 @@ mod tests {
             (Some(4), Some(2), (4, 2)),
         ] {
             let stream = of(Verb::RcRead, &processes(threads, processes_given)).unwrap();
-            assert_eq!((stream.threads, stream.processes), want);
+            assert_eq!((stream.threads, stream.other_side_processes), want);
         }
         let refused =
             |verb, parameters: MicroParameters| of(verb, &parameters).unwrap_err().to_string();
@@ -499,7 +523,7 @@ mod tests {
             .collect();
         assert_eq!(waits, [0, 0, 0, 0, 8, 4, 6, 8, 16, 12]);
         let flows = VerbStream {
-            burst: false,
+            waits_between_windows: false,
             ..burst
         };
         assert_eq!(

@@ -5,8 +5,8 @@
 //! and recorded in a histogram. The time of reading the clock is measured first and subtracted. A
 //! clock that needs a system call takes longer than the message.
 
-mod fetches;
-mod pending;
+mod fetch_requester;
+mod outstanding_wrs;
 mod sends;
 mod timed;
 mod writes;
@@ -14,18 +14,18 @@ mod writes;
 use anyhow::Result;
 use verbs::{Access, Connected, Rc, Uc, Ud};
 
-use self::fetches::FetchRequester;
+use self::fetch_requester::FetchRequester;
 use self::sends::SendPingPongEnd;
 use self::timed::run_timed_exchanges;
 use self::writes::WritePingPongEnd;
-use super::form::{with_form, with_write_form};
 use super::outcome::PingPongLatency;
+use super::payload_form::{with_form, with_write_form};
 use super::task::PingPong;
 use super::transport::SendTransport;
 use super::verb::Verb;
 use crate::connect::connect;
 use crate::link::WorkerLink;
-use crate::nic::OpenNic;
+use crate::open_nic::OpenNic;
 
 pub(super) fn run_driver_side(
     link: &mut WorkerLink,
@@ -99,12 +99,12 @@ fn echo_sends<T: SendTransport>(
     ping: &PingPong,
 ) -> Result<()> {
     with_form!(ping.payload_bytes, ping.inline, F => {
-        SendPingPongEnd::<T, F>::new(link, nic, ping)?.echo()
+        SendPingPongEnd::<T, F>::new(link, nic, ping)?.echo_until_last()
     })
 }
 
 fn echo_writes<T: Connected>(link: &mut WorkerLink, nic: &OpenNic, ping: &PingPong) -> Result<()> {
     with_write_form!(ping.payload_bytes, ping.inline, F => {
-        WritePingPongEnd::<T, F>::new(link, nic, ping)?.echo()
+        WritePingPongEnd::<T, F>::new(link, nic, ping)?.echo_until_last()
     })
 }

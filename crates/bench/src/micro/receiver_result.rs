@@ -3,18 +3,21 @@
 use serde::{Deserialize, Serialize};
 
 use super::parameters::{VerbStream, gcd};
-use crate::poll_timeout::TIMEOUT_NS;
+use crate::poll_timeout::DEFAULT_EVENT_TIMEOUT_NS;
 
 /// Time after which a missing datagram counts as lost, in ns.
-pub(super) const LOSS_TIMEOUT_NS: u64 = TIMEOUT_NS / 20;
+pub(super) const LOSS_TIMEOUT_NS: u64 = DEFAULT_EVENT_TIMEOUT_NS / 20;
 
 /// Result of the receiver at the end of a stream.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ReceiverResult {
-    pub(super) received: u64,
-    pub(super) ops: u64,
+    #[serde(rename = "received")]
+    pub(super) received_messages: u64,
+    #[serde(rename = "ops")]
+    pub(super) measured_ops: u64,
     pub(super) elapsed_ns: u64,
-    pub(super) wrong: Option<String>,
+    #[serde(rename = "wrong")]
+    pub(super) wrong_data: Option<String>,
 }
 
 /// Returns the number of messages that the receiver takes between two reports.

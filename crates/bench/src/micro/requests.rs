@@ -3,11 +3,11 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, MrSlice, Postlist, QueuePair, Rc, RemoteMemory};
 
-use super::flow::{SlotRun, WindowRequests};
-use super::form::{PayloadForm, WindowLayout, read_end_stamps};
 use super::parameters::VerbStream;
+use super::payload_form::{PayloadForm, WindowLayout, read_end_stamps};
 use super::verb::last_word_offset;
-use crate::nic::OpenNic;
+use super::wr_window::{SlotRun, WindowWrSource};
+use crate::open_nic::OpenNic;
 
 /// Returns the slots of all queue pairs in `remote`.
 fn remote_slots(stream: &VerbStream, remote: RemoteMemory) -> Result<Vec<RemoteMemory>> {
@@ -44,8 +44,8 @@ impl<F: PayloadForm> StampedWrites<F> {
     ) -> Result<StampedWrites<F>> {
         let layout = WindowLayout {
             payload_bytes: stream.payload_bytes,
-            slots: stream.slots_per_thread(),
-            pages: stream.pages,
+            slot_count: stream.slots_per_thread(),
+            page_size: stream.page_size,
         };
         Ok(StampedWrites {
             form: F::new(nic, &layout)?,
@@ -54,12 +54,12 @@ impl<F: PayloadForm> StampedWrites<F> {
     }
 }
 
-impl<T: Connected, F: PayloadForm> WindowRequests<T> for StampedWrites<F> {
+impl<T: Connected, F: PayloadForm> WindowWrSource<T> for StampedWrites<F> {
     #[inline]
-    fn add(&mut self, list: &mut Postlist<T>, run: &SlotRun) -> Result<()> {
+    fn add_wrs_to_postlist(&mut self, list: &mut Postlist<T>, run: &SlotRun) -> Result<()> {
         let to = &self.remote_slots[run.window_slots.clone()];
         for ((place, to), number) in run.window_slots.clone().zip(to).zip(run.first_wr_number..) {
-            list.rdma_write(self.form.payload(place, number + 1)?, *to);
+            list.rdma_write(self.form.stamped_payload(place, number + 1)?, *to);
         }
         Ok(())
     }
@@ -80,10 +80,10 @@ impl NumberedReads {
         stream: &VerbStream,
         remote: RemoteMemory,
     ) -> Result<NumberedReads> {
-        let results = nic.alloc(
+        let results = nic.alloc_registered_memory(
             stream.slot_bytes_per_thread(),
             Access::LOCAL_WRITE,
-            stream.pages,
+            stream.page_size,
         )?;
         Ok(NumberedReads {
             local_slots: local_slots(stream, &results)?,
@@ -95,9 +95,9 @@ impl NumberedReads {
     }
 }
 
-impl WindowRequests<Rc> for NumberedReads {
+impl WindowWrSource<Rc> for NumberedReads {
     #[inline]
-    fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
+    fn add_wrs_to_postlist(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
         for place in run.window_slots.clone() {
             // Clear the results, so that data of an earlier READ are not taken for this one's.
             let at = place * self.slot_stride_bytes;
@@ -143,25 +143,25 @@ impl SingleCounterAdds {
         stream: &VerbStream,
         counter: RemoteMemory,
     ) -> Result<SingleCounterAdds> {
-        let results = nic.alloc(
+        let results = nic.alloc_registered_memory(
             stream.slot_bytes_per_thread(),
             Access::LOCAL_WRITE,
-            stream.pages,
+            stream.page_size,
         )?;
         Ok(SingleCounterAdds {
             result_slots: local_slots(stream, &results)?,
             result_memory: results,
             counter,
-            next_value_by_qp: vec![0; stream.queue_pairs],
+            next_value_by_qp: vec![0; stream.queue_pairs_per_thread],
             requires_exact_fetched_value: stream.has_own_counters(),
         })
     }
 }
 
-impl WindowRequests<Rc> for SingleCounterAdds {
+impl WindowWrSource<Rc> for SingleCounterAdds {
     const REUSES_WRS: bool = true;
 
-    fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
+    fn add_wrs_to_postlist(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
         for into in &self.result_slots[run.window_slots.clone()] {
             list.atomic_fetch_and_add(*into, self.counter, 1);
         }
@@ -210,28 +210,29 @@ impl RandomCounterAdds {
         stream: &VerbStream,
         remote: RemoteMemory,
     ) -> Result<RandomCounterAdds> {
-        let results = nic.alloc(
+        let results = nic.alloc_registered_memory(
             stream.slot_bytes_per_thread(),
             Access::LOCAL_WRITE,
-            stream.pages,
+            stream.page_size,
         )?;
-        let counter = |number: usize| remote.starting_at((number * stream.spacing_bytes) as u64);
-        let counters: Option<Vec<_>> = (0..stream.addresses).map(counter).collect();
+        let counter =
+            |number: usize| remote.starting_at((number * stream.counter_spacing_bytes) as u64);
+        let counters: Option<Vec<_>> = (0..stream.atomic_counters).map(counter).collect();
         Ok(RandomCounterAdds {
             result_slots: local_slots(stream, &results)?,
             result_memory: results,
             counters: counters.context("the worker offers too few counters")?,
-            random: UniformRandom::new(u64::from(qps[0].qpn().0), stream.addresses),
+            random: UniformRandom::new(u64::from(qps[0].qpn().0), stream.atomic_counters),
             counter_index_by_slot: vec![0; stream.slots_per_thread()],
-            next_value_by_qp_counter: vec![0; stream.addresses * qps.len()],
+            next_value_by_qp_counter: vec![0; stream.atomic_counters * qps.len()],
             requires_exact_fetched_value: stream.has_own_counters(),
         })
     }
 }
 
-impl WindowRequests<Rc> for RandomCounterAdds {
+impl WindowWrSource<Rc> for RandomCounterAdds {
     #[inline]
-    fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
+    fn add_wrs_to_postlist(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
         for place in run.window_slots.clone() {
             let counter = self.random.next();
             self.counter_index_by_slot[place] = counter;

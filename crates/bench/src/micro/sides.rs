@@ -4,11 +4,11 @@ use anyhow::Result;
 
 use super::outcome::TaskResult;
 use super::parameters::MeasuredRole;
-use super::target::SharedAtomicCounters;
+use super::shared_atomic_counters::SharedAtomicCounters;
 use super::task::MeasurementTask;
-use super::{one_sided, ping, send};
+use super::{one_sided, ping, send_rates};
 use crate::link::WorkerLink;
-use crate::nic::OpenNic;
+use crate::open_nic::OpenNic;
 
 /// Runs the thread of a lane on the measured side. Returns the result of the lane's requester.
 pub(crate) fn run_measured_side(
@@ -50,7 +50,7 @@ fn run_requester(
 ) -> Result<TaskResult> {
     Ok(match task {
         MeasurementTask::Stream(stream) if stream.verb.is_send() => {
-            TaskResult::Rate(send::run_driver_side(link, nic, stream)?)
+            TaskResult::Rate(send_rates::run_driver_side(link, nic, stream)?)
         }
         MeasurementTask::Stream(stream) => {
             TaskResult::Rate(one_sided::run_driver_side(link, nic, stream)?)
@@ -70,7 +70,7 @@ fn run_responder(
 ) -> Result<()> {
     match task {
         MeasurementTask::Stream(stream) if stream.verb.is_send() => {
-            send::run_worker_side(link, nic, stream)
+            send_rates::run_worker_side(link, nic, stream)
         }
         MeasurementTask::Stream(stream) => one_sided::run_worker_side(link, nic, stream, target),
         MeasurementTask::PingPong(ping) => ping::run_worker_side(link, nic, ping),

@@ -94,7 +94,7 @@ impl MeasurementTask {
 
     pub(super) fn threads_and_processes(&self) -> (usize, usize) {
         match self {
-            MeasurementTask::Stream(stream) => (stream.threads, stream.processes),
+            MeasurementTask::Stream(stream) => (stream.threads, stream.other_side_processes),
             MeasurementTask::PingPong(_) => (1, 1),
         }
     }
@@ -107,7 +107,7 @@ impl MeasurementTask {
 
     pub(super) fn measured_role(&self) -> MeasuredRole {
         match self {
-            MeasurementTask::Stream(stream) => stream.direction,
+            MeasurementTask::Stream(stream) => stream.measured_role,
             MeasurementTask::PingPong(_) => MeasuredRole::Outbound,
         }
     }

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::*;
 use crate::link::WorkerLink;
-use crate::nic::NicChoice;
+use crate::open_nic::NicChoice;
 
 /// Runs `task` briefly on the software NIC, with threads as workers. Returns the outcome, and the
 /// results of the workers.
@@ -17,7 +17,7 @@ fn run(task: &MeasurementTask) -> (Result<TaskResult>, Vec<Result<()>>) {
             (left, worker)
         })
         .unzip();
-    let outcome = lanes::measure(&mut links, &nic, task, &[], &[]);
+    let outcome = lanes::measure_with_workers(&mut links, &nic, task, &[], &[]);
     drop(links);
     let worked = workers.into_iter().map(|worker| worker.join().unwrap());
     (outcome, worked.collect())
@@ -36,7 +36,7 @@ fn stream(verb: Verb, parameters: MicroParameters) -> StreamRate {
         panic!("a stream has a rate");
     };
     assert!(
-        rate.verified_ops + rate.lost_ops >= stream.min_messages_per_qp(),
+        rate.verified_ops + rate.lost_datagrams >= stream.min_messages_per_qp(),
         "{rate:?}"
     );
     assert!(rate.rate_mops > 0.0, "{rate:?}");
@@ -143,7 +143,7 @@ fn either_end_can_be_measured_with_many_threads() {
                 // Each queue pair sends at least two windows.
                 let least = (2 * 16 * threads * queue_pairs) as u64;
                 assert!(
-                    rate.verified_ops + rate.lost_ops >= least,
+                    rate.verified_ops + rate.lost_datagrams >= least,
                     "{verb:?}: {rate:?}"
                 );
             }

@@ -8,12 +8,12 @@ use verbs::{
 
 use crate::connect::{connect_all, exchange_endpoints};
 use crate::link::WorkerLink;
-use crate::nic::OpenNic;
+use crate::open_nic::OpenNic;
 
 /// A queue pair that can SEND, with its destination.
-pub(super) struct SendQp<T: SendTransport> {
+pub(super) struct QpAndDestination<T: SendTransport> {
     pub(super) qp: QueuePair<T>,
-    pub(super) to: T::Destination,
+    pub(super) destination: T::Destination,
 }
 
 /// A transport that has SENDs.
@@ -22,7 +22,7 @@ pub(super) trait SendTransport: Transport + Sized {
     type Destination;
 
     /// Type of a queue pair that is not connected yet.
-    type Prepared;
+    type UnconnectedQp;
 
     /// Bytes before a message's payload in its RECV buffer.
     const RECV_HEADER_BYTES: usize;
@@ -30,11 +30,11 @@ pub(super) trait SendTransport: Transport + Sized {
     /// True if messages may be lost.
     const IS_LOSSY: bool;
 
-    fn build(qp: QpBuilder<Self>) -> Result<Self::Prepared>;
+    fn build_qp(qp: QpBuilder<Self>) -> Result<Self::UnconnectedQp>;
 
-    fn recv_list(qp: &Self::Prepared, capacity: usize) -> RecvList;
+    fn create_recv_list(qp: &Self::UnconnectedQp, capacity: usize) -> RecvList;
 
-    fn post_recv(qp: &Self::Prepared, list: &mut RecvList) -> Result<(), PostError>;
+    fn post_recv(qp: &Self::UnconnectedQp, list: &mut RecvList) -> Result<(), PostError>;
 
     /// Connects the queue pairs of both sides.
     ///
@@ -44,11 +44,11 @@ pub(super) trait SendTransport: Transport + Sized {
         link: &mut WorkerLink,
         nic: &OpenNic,
         payload_bytes: usize,
-        qps: Vec<Self::Prepared>,
-    ) -> Result<Vec<SendQp<Self>>>;
+        qps: Vec<Self::UnconnectedQp>,
+    ) -> Result<Vec<QpAndDestination<Self>>>;
 
     /// Adds a SEND to a postlist.
-    fn add<'l>(
+    fn add_send<'l>(
         list: &'l mut Postlist<Self>,
         payload: impl Payload,
         imm: Option<u32>,
@@ -61,15 +61,15 @@ macro_rules! connected_sends {
     ($transport:ty, $loses:literal) => {
         impl SendTransport for $transport {
             type Destination = ();
-            type Prepared = PreparedQp<$transport>;
+            type UnconnectedQp = PreparedQp<$transport>;
             const RECV_HEADER_BYTES: usize = 0;
             const IS_LOSSY: bool = $loses;
 
-            fn build(qp: QpBuilder<$transport>) -> Result<PreparedQp<$transport>> {
-                qp.build().context(QP_TOO_LARGE)
+            fn build_qp(qp: QpBuilder<$transport>) -> Result<PreparedQp<$transport>> {
+                qp.build().context(QP_TOO_LARGE_MESSAGE)
             }
 
-            fn recv_list(qp: &PreparedQp<$transport>, capacity: usize) -> RecvList {
+            fn create_recv_list(qp: &PreparedQp<$transport>, capacity: usize) -> RecvList {
                 qp.recv_list(capacity)
             }
 
@@ -85,13 +85,18 @@ macro_rules! connected_sends {
                 _: &OpenNic,
                 _: usize,
                 qps: Vec<PreparedQp<$transport>>,
-            ) -> Result<Vec<SendQp<$transport>>> {
+            ) -> Result<Vec<QpAndDestination<$transport>>> {
                 let qps = connect_all(link, qps)?.into_iter();
-                Ok(qps.map(|qp| SendQp { qp, to: () }).collect())
+                Ok(qps
+                    .map(|qp| QpAndDestination {
+                        qp,
+                        destination: (),
+                    })
+                    .collect())
             }
 
             #[inline]
-            fn add<'l>(
+            fn add_send<'l>(
                 list: &'l mut Postlist<$transport>,
                 payload: impl Payload,
                 imm: Option<u32>,
@@ -111,15 +116,15 @@ connected_sends!(Uc, true);
 
 impl SendTransport for Ud {
     type Destination = UdDestination;
-    type Prepared = QueuePair<Ud>;
+    type UnconnectedQp = QueuePair<Ud>;
     const RECV_HEADER_BYTES: usize = verbs::GRH_BYTES;
     const IS_LOSSY: bool = true;
 
-    fn build(qp: QpBuilder<Ud>) -> Result<QueuePair<Ud>> {
-        qp.build().context(QP_TOO_LARGE)
+    fn build_qp(qp: QpBuilder<Ud>) -> Result<QueuePair<Ud>> {
+        qp.build().context(QP_TOO_LARGE_MESSAGE)
     }
 
-    fn recv_list(qp: &QueuePair<Ud>, capacity: usize) -> RecvList {
+    fn create_recv_list(qp: &QueuePair<Ud>, capacity: usize) -> RecvList {
         qp.recv_list(capacity)
     }
 
@@ -132,7 +137,7 @@ impl SendTransport for Ud {
         nic: &OpenNic,
         payload_bytes: usize,
         qps: Vec<QueuePair<Ud>>,
-    ) -> Result<Vec<SendQp<Ud>>> {
+    ) -> Result<Vec<QpAndDestination<Ud>>> {
         let own: Vec<_> = qps.iter().map(QueuePair::endpoint).collect();
         let peers = exchange_endpoints(link, &own)?;
         let with_destination = |(qp, peer): (QueuePair<Ud>, _)| {
@@ -144,13 +149,16 @@ impl SendTransport for Ud {
                 );
             }
             let to = nic.pd.ud_destination(qp.port().port_num, peer)?;
-            Ok(SendQp { qp, to })
+            Ok(QpAndDestination {
+                qp,
+                destination: to,
+            })
         };
         qps.into_iter().zip(&peers).map(with_destination).collect()
     }
 
     #[inline]
-    fn add<'l>(
+    fn add_send<'l>(
         list: &'l mut Postlist<Ud>,
         payload: impl Payload,
         imm: Option<u32>,
@@ -163,5 +171,5 @@ impl SendTransport for Ud {
     }
 }
 
-const QP_TOO_LARGE: &str =
+const QP_TOO_LARGE_MESSAGE: &str =
     "cannot make a queue pair for this window and inline payload; lower them";

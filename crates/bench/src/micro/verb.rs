@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of an immediate, as payload of a SEND.
-pub(super) const SHORT_PAYLOAD_BYTES: usize = 4;
+pub(super) const IMM_SIZED_PAYLOAD_BYTES: usize = 4;
 
 /// A verb and its transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -83,7 +83,7 @@ impl Verb {
             Verb::Atomics if payload_bytes != 8 => {
                 bail!("an atomic has 8 bytes; leave the payload out")
             }
-            _ if self.is_send() && [0, SHORT_PAYLOAD_BYTES].contains(&payload_bytes) => Ok(()),
+            _ if self.is_send() && [0, IMM_SIZED_PAYLOAD_BYTES].contains(&payload_bytes) => Ok(()),
             _ if payload_bytes < 8 => bail!(
                 "a payload of {payload_bytes} bytes has no room for the number that is checked; \
                  take 8 or more{}",

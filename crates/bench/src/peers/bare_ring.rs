@@ -6,7 +6,7 @@
 //! - [`Consumer::poll`] takes an entry of a local receive queue for each record. It copies the
 //!   payload to the address in the entry, and fills an `ibv_wc` in the caller's array. The receiver
 //!   checks each message and posts RECVs again.
-//! - One message in [`SIGNAL_EVERY`] is signaled: [`Producer::poll`] fills an `ibv_wc` once the
+//! - One message in [`SIGNAL_EVERY`] is signaled: [`Producer::poll_completions`] fills an `ibv_wc` once the
 //!   consumer has taken the message.
 //!
 //! A record's header holds the lap number of its slot, so that consumed records need no zeroing.
@@ -36,14 +36,14 @@ pub(crate) const SIGNAL_EVERY: u64 = 16;
 const MAX_SIGNALED_IN_WINDOW: usize = 2 * WINDOW / 16;
 
 /// Maximum messages in a list.
-pub(crate) const MAX_LIST: usize = 16;
+pub(crate) const MAX_MESSAGES_PER_LIST: usize = 16;
 
 /// Records in a ring: a power of two, at least the window.
-const RECORDS_PER_LAP: usize = 512;
+const RECORDS_PER_RING: usize = 512;
 
 /// Words before the records. They hold the consumer's position on its own pair of cache lines,
 /// because processors prefetch pairs.
-const POSITION_WORDS: usize = 16;
+const CONSUMER_POSITION_WORDS: usize = 16;
 
 /// RECVs that are posted again at once, as in the rows that the ring limits.
 const RECVS_PER_REPOST: usize = WINDOW / 4;
@@ -69,7 +69,7 @@ pub(crate) const EIGHT_BYTE_RECORD_WORDS: usize = 4;
 
 /// Returns the words of shared memory that a ring needs.
 pub(crate) const fn ring_words(record_words: usize) -> usize {
-    POSITION_WORDS + RECORDS_PER_LAP * record_words
+    CONSUMER_POSITION_WORDS + RECORDS_PER_RING * record_words
 }
 
 /// A ring in shared words, which are all zero at first. `WORDS` is [`HEADER_ONLY_RECORD_WORDS`] or
@@ -81,7 +81,7 @@ pub(crate) const fn ring_words(record_words: usize) -> usize {
 pub(crate) struct Ring<'m, const WORDS: usize> {
     /// Number of records that the consumer has taken, as published to the producer.
     consumer_position: &'m AtomicU64,
-    records: &'m [[AtomicU64; WORDS]; RECORDS_PER_LAP],
+    records: &'m [[AtomicU64; WORDS]; RECORDS_PER_RING],
 }
 
 impl<'m, const WORDS: usize> Ring<'m, WORDS> {
@@ -91,7 +91,7 @@ impl<'m, const WORDS: usize> Ring<'m, WORDS> {
     /// When `words` has too few words.
     pub(crate) fn new(words: &'m [AtomicU64]) -> Result<Self> {
         let (head, rest) = words
-            .split_at_checked(POSITION_WORDS)
+            .split_at_checked(CONSUMER_POSITION_WORDS)
             .context("no room for a ring")?;
         let records = rest.as_chunks().0.first_chunk();
         Ok(Ring {
@@ -112,12 +112,12 @@ fn index_modulo<const N: usize>(number: u64) -> usize {
 
 /// Returns the lap number of a position, counted from 1. A slot that was never written holds 0.
 #[inline]
-fn lap(position: u64) -> u64 {
-    (position / RECORDS_PER_LAP as u64 + 1) & 0xffff_ffff
+fn lap_number(position: u64) -> u64 {
+    (position / RECORDS_PER_RING as u64 + 1) & 0xffff_ffff
 }
 
 #[inline]
-fn low_half(value: u64) -> u32 {
+fn low_32_bits(value: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "that is the point")]
     {
         value as u32
@@ -126,7 +126,7 @@ fn low_half(value: u64) -> u32 {
 
 /// Returns the index of the word at a byte address, in a buffer of `N` words.
 #[inline]
-fn word_at<const N: usize>(addr: u64) -> usize {
+fn word_index_of_addr<const N: usize>(addr: u64) -> usize {
     index_modulo::<N>(addr / 8)
 }
 
@@ -134,27 +134,27 @@ fn word_at<const N: usize>(addr: u64) -> usize {
 pub(crate) struct SendList<const WORDS: usize> {
     wrs: Vec<ibv_send_wr>,
     sges: Vec<ibv_sge>,
-    payloads: [u64; MAX_LIST],
+    payloads: [u64; MAX_MESSAGES_PER_LIST],
 }
 
 impl<const WORDS: usize> SendList<WORDS> {
     pub(crate) fn new() -> Self {
-        let mut wrs = vec![ibv_send_wr::zeroed(); MAX_LIST];
+        let mut wrs = vec![ibv_send_wr::zeroed(); MAX_MESSAGES_PER_LIST];
         let sges = vec![
             ibv_sge {
                 addr: 0,
                 length: 0,
                 lkey: 0
             };
-            MAX_LIST
+            MAX_MESSAGES_PER_LIST
         ];
-        for index in 1..MAX_LIST {
+        for index in 1..MAX_MESSAGES_PER_LIST {
             wrs[index - 1].next = &raw mut wrs[index];
         }
         SendList {
             wrs,
             sges,
-            payloads: [0; MAX_LIST],
+            payloads: [0; MAX_MESSAGES_PER_LIST],
         }
     }
 
@@ -172,9 +172,9 @@ impl<const WORDS: usize> SendList<WORDS> {
             if WORDS == HEADER_ONLY_RECORD_WORDS {
                 wr.num_sge = 0;
                 wr.opcode = IBV_WR_SEND_WITH_IMM;
-                wr.imm.imm_data = stamp_of_32(number, last).to_be();
+                wr.imm.imm_data = make_32_bit_stamp(number, last).to_be();
             } else {
-                self.payloads[index % MAX_LIST] = stamp_of_64(number, last);
+                self.payloads[index % MAX_MESSAGES_PER_LIST] = make_64_bit_stamp(number, last);
                 (sge.addr, sge.length) = (8 * index as u64, 8);
                 wr.sg_list = sge;
                 wr.num_sge = 1;
@@ -185,21 +185,21 @@ impl<const WORDS: usize> SendList<WORDS> {
     }
 }
 
-fn stamp_of_64(number: u64, last: bool) -> u64 {
+fn make_64_bit_stamp(number: u64, last: bool) -> u64 {
     number | if last { LAST_MARK_64_BIT } else { 0 }
 }
 
-fn stamp_of_32(number: u64, last: bool) -> u32 {
-    (low_half(number) & (LAST_MARK_32_BIT - 1)) | if last { LAST_MARK_32_BIT } else { 0 }
+fn make_32_bit_stamp(number: u64, last: bool) -> u32 {
+    (low_32_bits(number) & (LAST_MARK_32_BIT - 1)) | if last { LAST_MARK_32_BIT } else { 0 }
 }
 
 /// The sending end of a ring.
 pub(crate) struct Producer<'m, const WORDS: usize> {
     ring: Ring<'m, WORDS>,
     /// Position of the next record.
-    next_record: u64,
+    next_record_position: u64,
     /// Signaled WRs that have not completed, counted in signaled WRs.
-    outstanding_signaled: std::ops::Range<u64>,
+    outstanding_signaled_wrs: std::ops::Range<u64>,
     /// `wr_id`s of outstanding signaled WRs.
     wr_ids: [u64; MAX_SIGNALED_IN_WINDOW],
     wcs: [ibv_wc; MAX_POLLED_ENTRIES],
@@ -209,8 +209,8 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     pub(crate) fn new(ring: Ring<'m, WORDS>) -> Self {
         Producer {
             ring,
-            next_record: 0,
-            outstanding_signaled: 0..0,
+            next_record_position: 0,
+            outstanding_signaled_wrs: 0..0,
             wr_ids: [0; MAX_SIGNALED_IN_WINDOW],
             wcs: [ibv_wc::zeroed(); MAX_POLLED_ENTRIES],
         }
@@ -219,22 +219,23 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     /// Returns true if `count` more messages fit the window after the last completion.
     #[inline]
     pub(crate) fn has_room(&self, count: usize) -> bool {
-        self.next_record + count as u64
-            <= self.outstanding_signaled.start * SIGNAL_EVERY + WINDOW as u64
+        self.next_record_position + count as u64
+            <= self.outstanding_signaled_wrs.start * SIGNAL_EVERY + WINDOW as u64
     }
 
     /// Writes the records of the first `count` WRs of a list and publishes them. The ring must have
     /// room.
     #[inline(never)]
     pub(crate) fn post(&mut self, list: &SendList<WORDS>, count: usize) {
-        let first = self.next_record;
+        let first = self.next_record_position;
         let mut first_header = 0;
         let wrs = list.wrs[..count].iter().zip(&list.sges);
         for (position, (wr, sge)) in (first..).zip(wrs) {
-            let record = &self.ring.records[index_modulo::<RECORDS_PER_LAP>(position)];
+            let record = &self.ring.records[index_modulo::<RECORDS_PER_RING>(position)];
             let byte_len = if wr.num_sge > 0 { sge.length } else { 0 };
-            let header =
-                lap(position) | (u64::from(byte_len) & 0xffff) << 32 | u64::from(wr.opcode) << 48;
+            let header = lap_number(position)
+                | (u64::from(byte_len) & 0xffff) << 32
+                | u64::from(wr.opcode) << 48;
             // SAFETY: both members of the union are plain 32-bit integers.
             let imm = unsafe { wr.imm.imm_data };
             record[1].store(
@@ -242,7 +243,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
                 Ordering::Relaxed,
             );
             if WORDS > HEADER_ONLY_RECORD_WORDS {
-                let payload = list.payloads[word_at::<MAX_LIST>(sge.addr)];
+                let payload = list.payloads[word_index_of_addr::<MAX_MESSAGES_PER_LIST>(sge.addr)];
                 record[2].store(payload, Ordering::Relaxed);
             }
             if position == first {
@@ -252,16 +253,16 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
             }
             if wr.send_flags & IBV_SEND_SIGNALED != 0 {
                 self.wr_ids
-                    [index_modulo::<MAX_SIGNALED_IN_WINDOW>(self.outstanding_signaled.end)] =
+                    [index_modulo::<MAX_SIGNALED_IN_WINDOW>(self.outstanding_signaled_wrs.end)] =
                     wr.wr_id;
-                self.outstanding_signaled.end += 1;
+                self.outstanding_signaled_wrs.end += 1;
             }
         }
         // Publishes the list: the consumer reads the other records only after it has loaded this
         // header with Acquire.
-        self.ring.records[index_modulo::<RECORDS_PER_LAP>(first)][0]
+        self.ring.records[index_modulo::<RECORDS_PER_RING>(first)][0]
             .store(first_header, Ordering::Release);
-        self.next_record = first + count as u64;
+        self.next_record_position = first + count as u64;
     }
 
     /// Fills a completion for each signaled message that the consumer has taken, and checks the
@@ -270,8 +271,8 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     /// # Errors
     /// When a completion belongs to another WR than the expected one.
     #[inline]
-    pub(crate) fn poll(&mut self) -> Result<usize> {
-        let due = self.outstanding_signaled.start;
+    pub(crate) fn poll_completions(&mut self) -> Result<usize> {
+        let due = self.outstanding_signaled_wrs.start;
         let done = self.fill_wcs_and_count();
         for (number, wc) in (due..).zip(&self.wcs[..done]) {
             let wr_id = (number + 1) * SIGNAL_EVERY - 1;
@@ -289,8 +290,9 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
         let consumed = self.ring.consumer_position.load(Ordering::Acquire);
         let mut done = 0;
         for wc in &mut self.wcs {
-            let number = self.outstanding_signaled.start;
-            if number == self.outstanding_signaled.end || (number + 1) * SIGNAL_EVERY > consumed {
+            let number = self.outstanding_signaled_wrs.start;
+            if number == self.outstanding_signaled_wrs.end || (number + 1) * SIGNAL_EVERY > consumed
+            {
                 break;
             }
             *wc = ibv_wc {
@@ -300,7 +302,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
                 qp_num: PLACEHOLDER_QP_NUM,
                 ..ibv_wc::zeroed()
             };
-            self.outstanding_signaled.start += 1;
+            self.outstanding_signaled_wrs.start += 1;
             done += 1;
         }
         done
@@ -318,7 +320,7 @@ struct ReceiveEntry {
 struct Consumer<'m, const WORDS: usize> {
     ring: Ring<'m, WORDS>,
     /// Position of the next record, which is also the number of RECVs taken.
-    next_record: u64,
+    next_record_position: u64,
     /// Position that was published last.
     published_position: u64,
     /// Number of RECVs posted so far.
@@ -345,19 +347,20 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
     fn poll(&mut self, wcs: &mut [ibv_wc]) -> usize {
         let mut taken = 0;
         for wc in wcs {
-            let record = &self.ring.records[index_modulo::<RECORDS_PER_LAP>(self.next_record)];
+            let record =
+                &self.ring.records[index_modulo::<RECORDS_PER_RING>(self.next_record_position)];
             let header = record[0].load(Ordering::Acquire);
-            if header & 0xffff_ffff != lap(self.next_record)
-                || self.next_record == self.recvs_posted
+            if header & 0xffff_ffff != lap_number(self.next_record_position)
+                || self.next_record_position == self.recvs_posted
             {
                 break;
             }
-            let entry = &self.recv_queue[index_modulo::<WINDOW>(self.next_record)];
+            let entry = &self.recv_queue[index_modulo::<WINDOW>(self.next_record_position)];
             let about = record[1].load(Ordering::Relaxed);
-            let byte_len = low_half(header >> 32) & 0xffff;
+            let byte_len = low_32_bits(header >> 32) & 0xffff;
             if WORDS > HEADER_ONLY_RECORD_WORDS && byte_len <= entry.sge.length {
                 let payload = record[2].load(Ordering::Relaxed);
-                self.recv_buffers[word_at::<WINDOW>(entry.sge.addr)] = payload;
+                self.recv_buffers[word_index_of_addr::<WINDOW>(entry.sge.addr)] = payload;
             }
             let with_imm = header >> 48 & 0xff == u64::from(IBV_WR_SEND_WITH_IMM);
             *wc = ibv_wc {
@@ -366,22 +369,22 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
                 opcode: IBV_WC_RECV,
                 byte_len,
                 qp_num: PLACEHOLDER_QP_NUM,
-                src_qp: low_half(about >> 32),
+                src_qp: low_32_bits(about >> 32),
                 wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 },
                 ..ibv_wc::zeroed()
             };
-            wc.imm.imm_data = low_half(about);
-            self.next_record += 1;
+            wc.imm.imm_data = low_32_bits(about);
+            self.next_record_position += 1;
             taken += 1;
         }
-        let unpublished = self.next_record - self.published_position;
+        let unpublished = self.next_record_position - self.published_position;
         if unpublished >= RECORDS_PER_PUBLISH || (taken == 0 && unpublished > 0) {
             // Release orders the loads above before this store: from here on, the producer may
             // overwrite these slots.
             self.ring
                 .consumer_position
-                .store(self.next_record, Ordering::Release);
-            self.published_position = self.next_record;
+                .store(self.next_record_position, Ordering::Release);
+            self.published_position = self.next_record_position;
         }
         taken
     }
@@ -392,17 +395,17 @@ pub(crate) struct Receiver<'m, const WORDS: usize> {
     consumer: Consumer<'m, WORDS>,
     wcs: [ibv_wc; MAX_POLLED_ENTRIES],
     /// RECVs of the window, which are posted again unchanged, one chunk at a time.
-    recvs: Vec<ibv_recv_wr>,
+    recv_wrs: Vec<ibv_recv_wr>,
     sges: Vec<ibv_sge>,
     /// Messages whose RECVs are not posted again yet, and the index of the next chunk's first RECV.
     unposted_recvs: usize,
     next_recv_to_repost: usize,
     /// Number of the next expected message, which is also the number of checked messages.
-    pub(crate) next_expected: u64,
+    pub(crate) next_expected_message: u64,
     /// True once the last message has arrived.
     pub(crate) has_ended: bool,
     /// Description of the first wrong message.
-    pub(crate) fault: Option<String>,
+    pub(crate) first_wrong_message: Option<String>,
 }
 
 impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
@@ -427,7 +430,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         };
         let mut consumer = Consumer {
             ring,
-            next_record: 0,
+            next_record_position: 0,
             published_position: 0,
             recvs_posted: 0,
             recv_queue: [ReceiveEntry { wr_id: 0, sge }; WINDOW],
@@ -437,19 +440,19 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         Receiver {
             consumer,
             wcs: [ibv_wc::zeroed(); MAX_POLLED_ENTRIES],
-            recvs,
+            recv_wrs: recvs,
             sges,
             unposted_recvs: 0,
             next_recv_to_repost: 0,
-            next_expected: 0,
+            next_expected_message: 0,
             has_ended: false,
-            fault: None,
+            first_wrong_message: None,
         }
     }
 
     /// Takes and checks up to `count` messages. Returns the number of messages taken.
     #[inline]
-    pub(crate) fn poll(&mut self, count: usize) -> usize {
+    pub(crate) fn poll_and_check(&mut self, count: usize) -> usize {
         let taken = self
             .consumer
             .poll(&mut self.wcs[..count.min(MAX_POLLED_ENTRIES)]);
@@ -458,15 +461,15 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
             let (is_due, is_last) = if WORDS == HEADER_ONLY_RECORD_WORDS {
                 // SAFETY: both members of the union are plain 32-bit integers.
                 let imm = u32::from_be(unsafe { wc.imm.imm_data });
-                let stamp = stamp_of_32(self.next_expected, false);
+                let stamp = make_32_bit_stamp(self.next_expected_message, false);
                 (
                     imm & !LAST_MARK_32_BIT == stamp,
                     imm & LAST_MARK_32_BIT != 0,
                 )
             } else {
-                let stamp = self.consumer.recv_buffers[word_at::<WINDOW>(wc.wr_id)];
+                let stamp = self.consumer.recv_buffers[word_index_of_addr::<WINDOW>(wc.wr_id)];
                 (
-                    stamp & !LAST_MARK_64_BIT == self.next_expected,
+                    stamp & !LAST_MARK_64_BIT == self.next_expected_message,
                     stamp & LAST_MARK_64_BIT != 0,
                 )
             };
@@ -476,10 +479,10 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
                 8
             };
             if is_due & (wc.status == IBV_WC_SUCCESS) & (wc.byte_len == byte_len) {
-                self.next_expected += 1;
+                self.next_expected_message += 1;
                 self.has_ended |= is_last;
             } else {
-                self.record_fault(index);
+                self.record_wrong_message(index);
             }
         }
         self.unposted_recvs += taken;
@@ -487,9 +490,9 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
     }
 
     #[cold]
-    fn record_fault(&mut self, index: usize) {
-        let (due, byte_len) = (self.next_expected, self.wcs[index].byte_len);
-        self.fault.get_or_insert_with(|| {
+    fn record_wrong_message(&mut self, index: usize) {
+        let (due, byte_len) = (self.next_expected_message, self.wcs[index].byte_len);
+        self.first_wrong_message.get_or_insert_with(|| {
             format!("another message of {byte_len} bytes where number {due} was due")
         });
         self.has_ended = true;
@@ -502,7 +505,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         while self.unposted_recvs >= RECVS_PER_REPOST {
             let chunk = self.next_recv_to_repost..self.next_recv_to_repost + RECVS_PER_REPOST;
             self.consumer
-                .post_recv(&self.recvs[chunk.clone()], &self.sges[chunk]);
+                .post_recv(&self.recv_wrs[chunk.clone()], &self.sges[chunk]);
             self.next_recv_to_repost = (self.next_recv_to_repost + RECVS_PER_REPOST) % WINDOW;
             self.unposted_recvs -= RECVS_PER_REPOST;
         }
@@ -527,29 +530,35 @@ mod tests {
         let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
         let mut wrs = SendList::new();
         let mut sent = 0;
-        while sent < 5 * RECORDS_PER_LAP as u64 {
+        while sent < 5 * RECORDS_PER_RING as u64 {
             while producer.has_room(list) {
                 wrs.fill_wrs(sent, list, false);
                 producer.post(&wrs, list);
                 sent += list as u64;
             }
-            assert!(sent - receiver.next_expected <= WINDOW as u64);
-            while receiver.poll(MAX_POLLED_ENTRIES) > 0 {
+            assert!(sent - receiver.next_expected_message <= WINDOW as u64);
+            while receiver.poll_and_check(MAX_POLLED_ENTRIES) > 0 {
                 receiver.repost_recvs_if_chunk_is_full();
             }
             assert_eq!(
-                (receiver.next_expected, receiver.fault.clone()),
+                (
+                    receiver.next_expected_message,
+                    receiver.first_wrong_message.clone()
+                ),
                 (sent, None)
             );
-            assert!(producer.poll().unwrap() > 0);
+            assert!(producer.poll_completions().unwrap() > 0);
         }
         wrs.fill_wrs(sent, 1, true);
         producer.post(&wrs, 1);
         assert_eq!(
-            (receiver.poll(MAX_POLLED_ENTRIES), receiver.has_ended),
+            (
+                receiver.poll_and_check(MAX_POLLED_ENTRIES),
+                receiver.has_ended
+            ),
             (1, true)
         );
-        assert_eq!(receiver.poll(MAX_POLLED_ENTRIES), 0);
+        assert_eq!(receiver.poll_and_check(MAX_POLLED_ENTRIES), 0);
     }
 
     #[test]
@@ -570,11 +579,11 @@ mod tests {
             wrs.fill_wrs(first, 16, false);
             producer.post(&wrs, 16);
         }
-        while receiver.poll(MAX_POLLED_ENTRIES) > 0 {}
-        assert_eq!(receiver.next_expected, WINDOW as u64);
+        while receiver.poll_and_check(MAX_POLLED_ENTRIES) > 0 {}
+        assert_eq!(receiver.next_expected_message, WINDOW as u64);
         receiver.repost_recvs_if_chunk_is_full();
-        while receiver.poll(MAX_POLLED_ENTRIES) > 0 {}
-        assert_eq!(receiver.next_expected, 2 * WINDOW as u64);
+        while receiver.poll_and_check(MAX_POLLED_ENTRIES) > 0 {}
+        assert_eq!(receiver.next_expected_message, 2 * WINDOW as u64);
     }
 
     #[test]
@@ -585,10 +594,10 @@ mod tests {
         let mut wrs = SendList::new();
         wrs.fill_wrs(0, 2, false);
         producer.post(&wrs, 2);
-        words[POSITION_WORDS + EIGHT_BYTE_RECORD_WORDS + 2].store(7, Ordering::Relaxed);
-        receiver.poll(MAX_POLLED_ENTRIES);
-        assert_eq!(receiver.next_expected, 1);
-        assert!(receiver.has_ended && receiver.fault.is_some());
+        words[CONSUMER_POSITION_WORDS + EIGHT_BYTE_RECORD_WORDS + 2].store(7, Ordering::Relaxed);
+        receiver.poll_and_check(MAX_POLLED_ENTRIES);
+        assert_eq!(receiver.next_expected_message, 1);
+        assert!(receiver.has_ended && receiver.first_wrong_message.is_some());
         assert!(Ring::<EIGHT_BYTE_RECORD_WORDS>::new(&words[1..]).is_err());
     }
 }

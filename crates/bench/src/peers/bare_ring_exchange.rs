@@ -3,24 +3,24 @@
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use super::bare::{BareExchangeParameters, BareMessageExchange};
+pub use super::bare_exchange_parameters::{BareExchangeParameters, BareMessageExchange};
 use super::bare_ring::{
-    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_RECORD_WORDS, MAX_LIST, Producer, Receiver, Ring,
-    SendList, WINDOW, ring_words,
+    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_RECORD_WORDS, MAX_MESSAGES_PER_LIST, Producer, Receiver,
+    Ring, SendList, WINDOW, ring_words,
 };
 use super::mapping::{SharedWords, SharedWordsLocation};
 use crate::clock::{mops, now_ns};
 use crate::job::Job;
 use crate::link::WorkerLink;
 use crate::micro::timer::{OperationMeter, RunTimer, TimedOperations};
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 /// Exchanges between two readings of the clock in a ping-pong.
 const EXCHANGES_PER_CLOCK_READ: u64 = 64;
 
 /// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BareResult {
+pub struct BareExchangeResult {
     /// Rate in 10^6 messages or round trips per second. For a ping-pong, half of a round trip in
     /// nanoseconds.
     pub mops_or_latency_ns: f64,
@@ -30,38 +30,41 @@ pub struct BareResult {
 
 /// Counts of one end.
 #[derive(Debug, Serialize, Deserialize)]
-struct EndCounts {
-    received: u64,
-    ops: u64,
+struct OneEndCounts {
+    #[serde(rename = "received")]
+    received_messages: u64,
+    #[serde(rename = "ops")]
+    measured_ops: u64,
     elapsed_ns: u64,
-    wrong: Option<String>,
+    #[serde(rename = "wrong")]
+    wrong_data: Option<String>,
 }
 
-impl EndCounts {
+impl OneEndCounts {
     fn new<const WORDS: usize>(
         receiver: &Receiver<'_, WORDS>,
         meter: &OperationMeter,
-    ) -> EndCounts {
+    ) -> OneEndCounts {
         let TimedOperations { ops, elapsed_ns } =
-            meter.operations_since_warm_up(receiver.next_expected, now_ns());
-        EndCounts {
-            received: receiver.next_expected,
-            ops,
+            meter.operations_since_warm_up(receiver.next_expected_message, now_ns());
+        OneEndCounts {
+            received_messages: receiver.next_expected_message,
+            measured_ops: ops,
             elapsed_ns,
-            wrong: receiver.fault.clone(),
+            wrong_data: receiver.first_wrong_message.clone(),
         }
     }
 
     /// # Errors
     /// When a message was wrong, or the number of messages differs from `sent`.
     fn check_all_received(&self, sent: u64) -> Result<()> {
-        if let Some(wrong) = &self.wrong {
+        if let Some(wrong) = &self.wrong_data {
             bail!("a bare ring carried {wrong}");
         }
         ensure!(
-            self.received == sent,
+            self.received_messages == sent,
             "{} of {sent} messages came through a bare ring",
-            self.received
+            self.received_messages
         );
         Ok(())
     }
@@ -71,10 +74,13 @@ impl EndCounts {
 ///
 /// # Errors
 /// When memory cannot be shared, the worker is gone, or a message is wrong.
-pub fn run_driver_side(link: &mut WorkerLink, bare: BareExchangeParameters) -> Result<BareResult> {
+pub fn run_driver_side(
+    link: &mut WorkerLink,
+    bare: BareExchangeParameters,
+) -> Result<BareExchangeResult> {
     ensure!(
-        (1..=MAX_LIST).contains(&bare.messages_per_list),
-        "a list of a bare ring has 1 to {MAX_LIST} messages"
+        (1..=MAX_MESSAGES_PER_LIST).contains(&bare.messages_per_list),
+        "a list of a bare ring has 1 to {MAX_MESSAGES_PER_LIST} messages"
     );
     link.send(&Job::Bare(bare))?;
     let at: SharedWordsLocation = link.recv()?;
@@ -110,7 +116,9 @@ pub fn run_worker_side(link: &mut WorkerLink, bare: BareExchangeParameters) -> R
 }
 
 /// Returns the ring from the driver to the worker, and the ring back.
-fn rings<const WORDS: usize>(words: &SharedWords) -> Result<[Ring<'_, WORDS>; 2]> {
+fn rings_to_and_from_worker<const WORDS: usize>(
+    words: &SharedWords,
+) -> Result<[Ring<'_, WORDS>; 2]> {
     let (there, back) = words.words().split_at(ring_words(WORDS));
     Ok([Ring::new(there)?, Ring::new(back)?])
 }
@@ -119,29 +127,29 @@ fn exchange_as_driver<const WORDS: usize>(
     link: &mut WorkerLink,
     words: &SharedWords,
     bare: BareExchangeParameters,
-) -> Result<BareResult> {
-    let [there, back] = rings::<WORDS>(words)?;
+) -> Result<BareExchangeResult> {
+    let [there, back] = rings_to_and_from_worker::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(there), Receiver::new(back));
     link.barrier()?;
     let (sent, counts) = match bare.exchange {
         BareMessageExchange::Stream => {
             let sent = send_one_way(&mut producer, bare)?;
-            (sent, link.recv::<EndCounts>()?)
+            (sent, link.recv::<OneEndCounts>()?)
         }
         BareMessageExchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
         BareMessageExchange::Rpc => run_request_window(&mut producer, &mut receiver, bare)?,
     };
     counts.check_all_received(sent)?;
     if bare.exchange != BareMessageExchange::Stream {
-        link.recv::<EndCounts>()?.check_all_received(sent)?;
+        link.recv::<OneEndCounts>()?.check_all_received(sent)?;
     }
-    let rate = mops(counts.ops, counts.elapsed_ns);
-    Ok(BareResult {
+    let rate = mops(counts.measured_ops, counts.elapsed_ns);
+    Ok(BareExchangeResult {
         mops_or_latency_ns: match bare.exchange {
             BareMessageExchange::PingPong => 1e3 / rate / 2.0,
             BareMessageExchange::Stream | BareMessageExchange::Rpc => rate,
         },
-        verified_ops: counts.received,
+        verified_ops: counts.received_messages,
     })
 }
 
@@ -150,7 +158,7 @@ fn exchange_as_worker<const WORDS: usize>(
     words: &SharedWords,
     bare: BareExchangeParameters,
 ) -> Result<()> {
-    let [there, back] = rings::<WORDS>(words)?;
+    let [there, back] = rings_to_and_from_worker::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(back), Receiver::new(there));
     link.barrier()?;
     let counts = match bare.exchange {
@@ -174,9 +182,9 @@ fn wait_for_room<const WORDS: usize>(
     if producer.has_room(count) {
         return Ok(());
     }
-    let mut timeout = PollTimeout::new(TIMEOUT_NS);
+    let mut timeout = PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS);
     loop {
-        producer.poll()?;
+        producer.poll_completions()?;
         if producer.has_room(count) {
             return Ok(());
         }
@@ -207,20 +215,20 @@ fn send_one_way<const WORDS: usize>(
 fn receive_one_way<const WORDS: usize>(
     receiver: &mut Receiver<'_, WORDS>,
     bare: BareExchangeParameters,
-) -> Result<EndCounts> {
+) -> Result<OneEndCounts> {
     let mut meter = OperationMeter::new(bare.duration_ms);
-    let mut timeout = PollTimeout::new(TIMEOUT_NS);
+    let mut timeout = PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS);
     while !receiver.has_ended {
-        if receiver.poll(WINDOW) == 0 {
+        if receiver.poll_and_check(WINDOW) == 0 {
             timeout.fail_if_over_after_empty_poll("messages of a bare ring")?;
             continue;
         }
         timeout.reset();
         if receiver.repost_recvs_if_chunk_is_full() {
-            meter.note_total_done_operations(receiver.next_expected);
+            meter.note_total_done_operations(receiver.next_expected_message);
         }
     }
-    Ok(EndCounts::new(receiver, &meter))
+    Ok(OneEndCounts::new(receiver, &meter))
 }
 
 /// Sends one message at a time and waits for its answer, for the configured time.
@@ -228,7 +236,7 @@ fn ping_pong<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
     bare: BareExchangeParameters,
-) -> Result<(u64, EndCounts)> {
+) -> Result<(u64, OneEndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
     let (mut timer, mut meter) = (
         RunTimer::new(bare.duration_ms),
@@ -243,8 +251,8 @@ fn ping_pong<const WORDS: usize>(
         wrs.fill_wrs(sent, 1, last);
         producer.post(&wrs, 1);
         sent += 1;
-        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
-        while receiver.poll(1) == 0 {
+        let mut timeout = PollTimeout::without_pause(DEFAULT_EVENT_TIMEOUT_NS);
+        while receiver.poll_and_check(1) == 0 {
             timeout.fail_if_over_after_empty_poll("the answer through a bare ring")?;
         }
         receiver.repost_recvs_if_chunk_is_full();
@@ -252,7 +260,7 @@ fn ping_pong<const WORDS: usize>(
             meter.note_total_done_operations(sent);
         }
     }
-    Ok((sent, EndCounts::new(receiver, &meter)))
+    Ok((sent, OneEndCounts::new(receiver, &meter)))
 }
 
 /// Keeps a window of requests outstanding for the configured time.
@@ -260,20 +268,23 @@ fn run_request_window<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
     bare: BareExchangeParameters,
-) -> Result<(u64, EndCounts)> {
+) -> Result<(u64, OneEndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
     let (mut timer, mut meter) = (
         RunTimer::new(bare.duration_ms),
         OperationMeter::new(bare.duration_ms),
     );
-    let mut timeout = PollTimeout::new(TIMEOUT_NS);
+    let mut timeout = PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS);
     let mut sent = 0;
     let mut last = false;
     while !receiver.has_ended {
         // Do not wait for room: the server may be waiting until this end takes answers.
-        if !last && sent + bare.messages_per_list as u64 <= receiver.next_expected + WINDOW as u64 {
+        if !last
+            && sent + bare.messages_per_list as u64
+                <= receiver.next_expected_message + WINDOW as u64
+        {
             if !producer.has_room(bare.messages_per_list) {
-                producer.poll()?;
+                producer.poll_completions()?;
             }
             if producer.has_room(bare.messages_per_list) {
                 last = timer.is_over() && sent >= 2 * WINDOW as u64;
@@ -282,16 +293,16 @@ fn run_request_window<const WORDS: usize>(
                 sent += bare.messages_per_list as u64;
             }
         }
-        if receiver.poll(WINDOW) == 0 {
+        if receiver.poll_and_check(WINDOW) == 0 {
             timeout.fail_if_over_after_empty_poll("answers through a bare ring")?;
             continue;
         }
         timeout.reset();
         if receiver.repost_recvs_if_chunk_is_full() {
-            meter.note_total_done_operations(receiver.next_expected);
+            meter.note_total_done_operations(receiver.next_expected_message);
         }
     }
-    Ok((sent, EndCounts::new(receiver, &meter)))
+    Ok((sent, OneEndCounts::new(receiver, &meter)))
 }
 
 /// Answers each message with its number, up to the last one. Takes up to `at_once` messages per
@@ -301,31 +312,32 @@ fn answer_until_last<const WORDS: usize>(
     receiver: &mut Receiver<'_, WORDS>,
     at_once: usize,
     timeout: impl Fn(u64) -> PollTimeout,
-) -> Result<EndCounts> {
+) -> Result<OneEndCounts> {
     let mut wrs = SendList::<WORDS>::new();
-    let mut timeout = timeout(TIMEOUT_NS);
+    let mut timeout = timeout(DEFAULT_EVENT_TIMEOUT_NS);
     let mut sent = 0;
     while !receiver.has_ended {
-        if receiver.poll(at_once) == 0 {
+        if receiver.poll_and_check(at_once) == 0 {
             timeout.fail_if_over_after_empty_poll("requests through a bare ring")?;
             continue;
         }
         timeout.reset();
-        while sent < receiver.next_expected {
-            let count = usize::try_from(receiver.next_expected - sent)?.min(MAX_LIST);
+        while sent < receiver.next_expected_message {
+            let count =
+                usize::try_from(receiver.next_expected_message - sent)?.min(MAX_MESSAGES_PER_LIST);
             wait_for_room(producer, count)?;
             let end = sent + count as u64;
             wrs.fill_wrs(
                 sent,
                 count,
-                receiver.has_ended && end == receiver.next_expected,
+                receiver.has_ended && end == receiver.next_expected_message,
             );
             producer.post(&wrs, count);
             sent = end;
         }
         receiver.repost_recvs_if_chunk_is_full();
     }
-    Ok(EndCounts::new(receiver, &OperationMeter::new(0)))
+    Ok(OneEndCounts::new(receiver, &OperationMeter::new(0)))
 }
 
 #[cfg(test)]

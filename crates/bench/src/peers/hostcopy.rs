@@ -11,8 +11,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-pub use super::copy::CopyMethod;
-use super::copy::{CopyParameters, pattern, write_number};
+pub use super::copy_parameters::CopyMethod;
+use super::copy_parameters::{CopyParameters, byte_pattern, write_number};
 use super::mapping::{PeerWritableMapping, create_shared_memory, open_shared_memory};
 use crate::job::Job;
 use crate::link::WorkerLink;
@@ -42,7 +42,7 @@ pub fn run_driver_side_for_bytes_per_s(
         payload_bytes,
     }))?;
     let buffer: WorkerBufferLocation = link.recv()?;
-    let mut source = pattern(payload_bytes);
+    let mut source = byte_pattern(payload_bytes);
     let rate = match method {
         CopyMethod::Memcpy => {
             let fd = buffer.fd.context("the worker shares no memory")?;
@@ -83,7 +83,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result
             };
             (
                 buffer,
-                Target {
+                WorkerBuffer {
                     mapping,
                     _fd: Some(fd),
                 },
@@ -96,19 +96,19 @@ pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result
                 addr: mapping.addr(),
                 fd: None,
             };
-            (buffer, Target { mapping, _fd: None })
+            (buffer, WorkerBuffer { mapping, _fd: None })
         }
     };
     // Touch the pages before the timed run.
     target.mapping.write(&vec![0xa5; size]);
     link.send(&buffer)?;
     let copies: u64 = link.recv()?;
-    let mut expected = pattern(size);
+    let mut expected = byte_pattern(size);
     write_number(&mut expected, copies);
     link.send(&(target.mapping.read() == expected))
 }
 
-struct Target {
+struct WorkerBuffer {
     mapping: PeerWritableMapping,
     _fd: Option<OwnedFd>,
 }

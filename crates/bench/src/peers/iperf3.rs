@@ -5,15 +5,15 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::port::{free_port, wait_for_listener};
+use super::tcp_port::{find_free_port, wait_for_listener};
 use crate::child::KillOnDrop;
-use crate::pin::{CorePair, spawn_on};
+use crate::core_pinning::{CorePair, spawn_on_core};
 
 /// Name of the program, and of Debian's package.
 const PROGRAM: &str = "iperf3";
 
 /// Addresses of the client and of the server.
-const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
+const CLIENT_AND_SERVER_ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 
 /// The parts of the `--json` report that are used.
 #[derive(Debug, Deserialize)]
@@ -38,7 +38,7 @@ struct Iperf3Received {
 /// # Errors
 /// The program is not installed, fails, or prints something other than its result.
 pub fn measure_bytes_and_bytes_per_s(bytes: u64, cores: CorePair) -> Result<(u64, f64)> {
-    let port = free_port()?;
+    let port = find_free_port()?;
     let command = || {
         let mut command = Command::new(PROGRAM);
         command
@@ -46,18 +46,29 @@ pub fn measure_bytes_and_bytes_per_s(bytes: u64, cores: CorePair) -> Result<(u64
             .stdin(Stdio::null());
         command
     };
-    let server = spawn_on(
+    let server = spawn_on_core(
         cores.responder,
         command()
-            .args(["--server", "--one-off", "--bind", ADDRESSES[1]])
+            .args([
+                "--server",
+                "--one-off",
+                "--bind",
+                CLIENT_AND_SERVER_ADDRESSES[1],
+            ])
             .stdout(Stdio::null()),
     );
     let mut server = KillOnDrop(server.context("there is no iperf3 (Debian: iperf3)")?);
     wait_for_listener(port, &mut server, PROGRAM)?;
-    let client = spawn_on(
+    let client = spawn_on_core(
         cores.requester,
         command()
-            .args(["--client", ADDRESSES[1], "--bind", ADDRESSES[0], "--json"])
+            .args([
+                "--client",
+                CLIENT_AND_SERVER_ADDRESSES[1],
+                "--bind",
+                CLIENT_AND_SERVER_ADDRESSES[0],
+                "--json",
+            ])
             .args(["--length", "64K", "--bytes", &bytes.to_string()])
             .stdout(Stdio::piped()),
     )?;

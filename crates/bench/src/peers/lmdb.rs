@@ -9,10 +9,10 @@
 //! every value is checked.
 
 mod client;
-mod entries;
-pub(crate) mod order;
+mod idle_wait;
+mod numbered_entries;
+pub(crate) mod serve_job;
 mod server;
-mod socket;
 mod store;
 mod wire;
 
@@ -25,12 +25,12 @@ use service::random::Random;
 use crate::job::Job;
 use crate::link::WorkerLink;
 use client::{Client, LmdbRequests};
-use entries::EntryBytes;
-use order::LmdbServeJob;
+use numbered_entries::EntryGenerator;
+use serve_job::LmdbServeJob;
 use wire::{MAX_SCAN_ENTRIES, Request};
 
 pub use client::LmdbMeasurement;
-pub use entries::LmdbEntries;
+pub use numbered_entries::LmdbEntryKind;
 pub(crate) use server::run_worker_side;
 
 /// Maximum outstanding requests while keys are loaded.
@@ -40,9 +40,9 @@ const LOAD_WINDOW: usize = 8192;
 #[derive(Clone, Copy, Debug)]
 pub struct LmdbParameters {
     /// Number of loaded keys; as many can be inserted afterwards.
-    pub keys: u64,
+    pub loaded_key_count: u64,
     /// The keys and values that stand for numbers.
-    pub entries: LmdbEntries,
+    pub entry_kind: LmdbEntryKind,
     /// Maximum outstanding requests, 1 or more.
     pub window: usize,
     /// Seed of random choices.
@@ -57,7 +57,7 @@ pub struct LmdbPeer<'l> {
     setup: LmdbParameters,
     random: Random,
     /// Number of keys that were inserted.
-    inserted_keys: u64,
+    inserted_key_count: u64,
 }
 
 impl<'l> LmdbPeer<'l> {
@@ -67,16 +67,16 @@ impl<'l> LmdbPeer<'l> {
     /// The setup is invalid, the worker has no room for the keys, or the server cannot be reached.
     pub fn start(link: &'l mut WorkerLink, setup: LmdbParameters) -> Result<Self> {
         ensure!(
-            (1..1 << 62).contains(&setup.keys),
+            (1..1 << 62).contains(&setup.loaded_key_count),
             "1 to 2^62 keys can be loaded, not {}",
-            setup.keys
+            setup.loaded_key_count
         );
         ensure!(setup.window > 0, "a window has at least one request");
-        let sizes = setup.entries.sizes();
+        let sizes = setup.entry_kind.entry_sizes();
         link.send(&Job::Lmdb(LmdbServeJob {
-            keys: 2 * setup.keys,
+            max_keys: 2 * setup.loaded_key_count,
             sizes,
-            key_order: setup.entries.key_order(),
+            key_order: setup.entry_kind.key_order(),
         }))?;
         let address: SocketAddr = link.recv()?;
         Ok(Self {
@@ -84,7 +84,7 @@ impl<'l> LmdbPeer<'l> {
             link,
             setup,
             random: Random::new(setup.seed),
-            inserted_keys: 0,
+            inserted_key_count: 0,
         })
     }
 
@@ -92,11 +92,15 @@ impl<'l> LmdbPeer<'l> {
     ///
     /// # Errors
     /// The server fails.
-    pub fn load(&mut self) -> Result<LmdbMeasurement> {
-        let LmdbParameters { keys, entries, .. } = self.setup;
-        let mut load = LmdbChanges {
-            numbers: (0..keys).map(loaded_key),
-            entries: EntryBytes::new(entries),
+    pub fn measure_load(&mut self) -> Result<LmdbMeasurement> {
+        let LmdbParameters {
+            loaded_key_count: keys,
+            entry_kind: entries,
+            ..
+        } = self.setup;
+        let mut load = LmdbPuts {
+            key_numbers: (0..keys).map(loaded_key),
+            entries: EntryGenerator::new(entries),
             is_append: true,
         };
         self.client.run_requests(&mut load, LOAD_WINDOW, None)
@@ -106,11 +110,11 @@ impl<'l> LmdbPeer<'l> {
     ///
     /// # Errors
     /// The server fails, or a value is wrong.
-    pub fn lookups(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
-        let (random, keys) = (&mut self.random, self.setup.keys);
+    pub fn measure_lookups(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
+        let (random, keys) = (&mut self.random, self.setup.loaded_key_count);
         let mut lookups = LmdbLookups {
-            numbers: std::iter::repeat_with(|| loaded_key(random.below(keys))),
-            entries: EntryBytes::new(self.setup.entries),
+            key_numbers: std::iter::repeat_with(|| loaded_key(random.below(keys))),
+            entries: EntryGenerator::new(self.setup.entry_kind),
         };
         let until = Some(Instant::now() + duration);
         self.client
@@ -123,19 +127,19 @@ impl<'l> LmdbPeer<'l> {
     /// # Errors
     /// `entries` is more than 4096, keys were inserted already, or the server fails. An entry is
     /// missing, wrong or superfluous.
-    pub fn scans(&mut self, entries: u32, duration: Duration) -> Result<LmdbMeasurement> {
+    pub fn measure_scans(&mut self, entries: u32, duration: Duration) -> Result<LmdbMeasurement> {
         ensure!(
             entries <= MAX_SCAN_ENTRIES,
             "a scan has at most {MAX_SCAN_ENTRIES} entries, not {entries}"
         );
         ensure!(
-            self.inserted_keys == 0,
+            self.inserted_key_count == 0,
             "scans are checked against the loaded keys, so they come before inserts"
         );
         let mut scans = LmdbScans {
             random: &mut self.random,
-            keys: self.setup.keys,
-            entries: EntryBytes::new(self.setup.entries),
+            loaded_key_count: self.setup.loaded_key_count,
+            entries: EntryGenerator::new(self.setup.entry_kind),
             entries_per_scan: entries,
         };
         let until = Some(Instant::now() + duration);
@@ -148,25 +152,25 @@ impl<'l> LmdbPeer<'l> {
     ///
     /// # Errors
     /// The server fails, or does not have a key or its value afterwards.
-    pub fn inserts(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
+    pub fn measure_inserts(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
         let LmdbParameters {
-            keys,
-            entries,
+            loaded_key_count: keys,
+            entry_kind: entries,
             window,
             ..
         } = self.setup;
-        let first = self.inserted_keys;
+        let first = self.inserted_key_count;
         let until = Some(Instant::now() + duration);
-        let mut inserts = LmdbChanges {
-            numbers: (first..keys).map(|n| inserted_key(n, keys)),
-            entries: EntryBytes::new(entries),
+        let mut inserts = LmdbPuts {
+            key_numbers: (first..keys).map(|n| inserted_key(n, keys)),
+            entries: EntryGenerator::new(entries),
             is_append: false,
         };
         let rate = self.client.run_requests(&mut inserts, window, until)?;
-        self.inserted_keys += rate.operations;
+        self.inserted_key_count += rate.operations;
         let mut lookups = LmdbLookups {
-            numbers: (first..self.inserted_keys).map(|n| inserted_key(n, keys)),
-            entries: EntryBytes::new(entries),
+            key_numbers: (first..self.inserted_key_count).map(|n| inserted_key(n, keys)),
+            entries: EntryGenerator::new(entries),
         };
         self.client.run_requests(&mut lookups, window, None)?;
         Ok(rate)
@@ -202,19 +206,21 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 /// PUTs of the entries of numbers; each must succeed.
-struct LmdbChanges<I> {
-    numbers: I,
-    entries: EntryBytes,
+struct LmdbPuts<I> {
+    key_numbers: I,
+    entries: EntryGenerator,
     /// True if each key is behind all keys of the store.
     is_append: bool,
 }
 
-impl<I: Iterator<Item = u64>> LmdbRequests for LmdbChanges<I> {
+impl<I: Iterator<Item = u64>> LmdbRequests for LmdbPuts<I> {
     type AnswerExpectation = ();
 
     #[inline]
     fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<()> {
-        let (key, value) = self.entries.entry(self.numbers.next()?);
+        let (key, value) = self
+            .entries
+            .key_and_value_of_number(self.key_numbers.next()?);
         let request = if self.is_append {
             Request::Append { key, value }
         } else {
@@ -235,8 +241,8 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbChanges<I> {
 
 /// Lookups of existing keys, by their numbers.
 struct LmdbLookups<I> {
-    numbers: I,
-    entries: EntryBytes,
+    key_numbers: I,
+    entries: EntryGenerator,
 }
 
 impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
@@ -245,8 +251,8 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
 
     #[inline]
     fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<u64> {
-        let number = self.numbers.next()?;
-        let key = self.entries.key(number);
+        let number = self.key_numbers.next()?;
+        let key = self.entries.key_of_number(number);
         Request::Get { key }.encode(into);
         Some(number)
     }
@@ -256,7 +262,7 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
         let Some((found, length)) = wire::decode_get_answer(bytes, self.entries.sizes()) else {
             return Ok(None);
         };
-        let (key, expected) = self.entries.entry(*number);
+        let (key, expected) = self.entries.key_and_value_of_number(*number);
         ensure!(
             found == Some(expected),
             "LMDB has {found:02x?} for key {key:02x?}, not {expected:02x?}"
@@ -268,8 +274,8 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
 /// Scans, each from a loaded key on.
 struct LmdbScans<'r> {
     random: &'r mut Random,
-    keys: u64,
-    entries: EntryBytes,
+    loaded_key_count: u64,
+    entries: EntryGenerator,
     entries_per_scan: u32,
 }
 
@@ -278,9 +284,9 @@ impl LmdbRequests for LmdbScans<'_> {
     type AnswerExpectation = u64;
 
     fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<u64> {
-        let first = self.random.below(self.keys);
+        let first = self.random.below(self.loaded_key_count);
         let scan = Request::Scan {
-            from: self.entries.key(loaded_key(first)),
+            from: self.entries.key_of_number(loaded_key(first)),
             entries: self.entries_per_scan,
         };
         scan.encode(into);
@@ -293,14 +299,14 @@ impl LmdbRequests for LmdbScans<'_> {
         };
         let mut next = *first;
         for found in entries {
-            let expected = self.entries.entry(loaded_key(next));
+            let expected = self.entries.key_and_value_of_number(loaded_key(next));
             ensure!(
                 found == expected,
                 "LMDB has {found:02x?} where {expected:02x?} is next in a scan"
             );
             next += 1;
         }
-        let end = (first + u64::from(self.entries_per_scan)).min(self.keys);
+        let end = (first + u64::from(self.entries_per_scan)).min(self.loaded_key_count);
         ensure!(
             next == end,
             "a scan of {} entries from key {} on ends before key {}",

@@ -44,9 +44,12 @@ pub(super) struct SharedWords {
 /// Location of [`SharedWords`] for another process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct SharedWordsLocation {
-    pid: i32,
-    fd: i32,
-    count: usize,
+    #[serde(rename = "pid")]
+    owner_pid: i32,
+    #[serde(rename = "fd")]
+    owner_fd: i32,
+    #[serde(rename = "count")]
+    word_count: usize,
 }
 
 impl SharedWords {
@@ -63,7 +66,10 @@ impl SharedWords {
     /// # Errors
     /// When that process is gone, or the kernel refuses access.
     pub(super) fn open(at: &SharedWordsLocation) -> Result<SharedWords> {
-        SharedWords::map(open_shared_memory(at.pid, at.fd)?, at.count)
+        SharedWords::map(
+            open_shared_memory(at.owner_pid, at.owner_fd)?,
+            at.word_count,
+        )
     }
 
     fn map(fd: OwnedFd, count: usize) -> Result<SharedWords> {
@@ -78,9 +84,9 @@ impl SharedWords {
     /// When the process id exceeds `i32`; Linux assigns no such id.
     pub(super) fn location(&self) -> Result<SharedWordsLocation> {
         Ok(SharedWordsLocation {
-            pid: i32::try_from(std::process::id())?,
-            fd: self.fd.as_raw_fd(),
-            count: self.words().len(),
+            owner_pid: i32::try_from(std::process::id())?,
+            owner_fd: self.fd.as_raw_fd(),
+            word_count: self.words().len(),
         })
     }
 
@@ -192,9 +198,9 @@ mod tests {
         words.words()[99].store(7, Ordering::Relaxed);
         assert_eq!(opened.words()[99].load(Ordering::Relaxed), 7);
         let nobody = SharedWordsLocation {
-            pid: i32::MAX,
-            fd: 3,
-            count: 1,
+            owner_pid: i32::MAX,
+            owner_fd: 3,
+            word_count: 1,
         };
         assert!(SharedWords::open(&nobody).is_err());
     }

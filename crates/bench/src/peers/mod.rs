@@ -1,19 +1,19 @@
 //! Peers: the programs that the software NIC is compared with.
 
-pub(crate) mod bare;
-pub(crate) mod bare_phases;
+pub(crate) mod bare_exchange_parameters;
 pub(crate) mod bare_ring;
 pub mod bare_ring_exchange;
-pub(crate) mod copy;
-pub(crate) mod datagrams;
-pub mod handover;
+pub(crate) mod bare_ring_phases;
+pub(crate) mod copy_parameters;
+pub mod copy_pipeline;
+pub(crate) mod datagram_parameters;
 pub mod hostcopy;
 pub mod iperf3;
 pub mod lmdb;
 mod mapping;
 pub mod perftest;
-pub(crate) mod port;
 pub mod redis;
+pub(crate) mod tcp_port;
 pub mod ucx;
 pub mod udp;
 

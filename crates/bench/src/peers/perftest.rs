@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::port::{free_port, wait_for_listener};
+use super::tcp_port::{find_free_port, wait_for_listener};
 use crate::child::KillOnDrop;
+use crate::core_pinning::{CorePair, spawn_on_core};
 use crate::micro::parameters::VerbStream;
 use crate::micro::task::{MeasurementTask, PingPong};
 use crate::micro::verb::Verb;
-use crate::pin::{CorePair, spawn_on};
 
 /// Timeout of a run, longer than any run that makes progress.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
@@ -47,7 +47,7 @@ impl Report {
 
 /// Returns the tool for a task, or `None` if no tool fits.
 #[must_use]
-pub fn tool(task: &MeasurementTask) -> Option<&'static str> {
+pub fn tool_for_task(task: &MeasurementTask) -> Option<&'static str> {
     Some(match (task, task.verb()) {
         (MeasurementTask::Stream(_), Verb::UdSend | Verb::RcSend | Verb::UcSend) => "ib_send_bw",
         (MeasurementTask::Stream(_), Verb::RcWrite | Verb::UcWrite) => "ib_write_bw",
@@ -83,7 +83,7 @@ fn args(task: &MeasurementTask, iterations: u64) -> Vec<String> {
         MeasurementTask::Stream(VerbStream {
             verb,
             payload_bytes,
-            batch,
+            wrs_per_doorbell: batch,
             window,
             signal_every,
             inline,
@@ -127,7 +127,7 @@ fn args(task: &MeasurementTask, iterations: u64) -> Vec<String> {
 }
 
 /// Returns a number of iterations near `wanted` that the tools accept.
-fn accepted_iterations(task: &MeasurementTask, wanted: u64) -> u64 {
+fn nearest_accepted_iterations(task: &MeasurementTask, wanted: u64) -> u64 {
     match task {
         MeasurementTask::Stream(stream) => {
             // A multiple of the window is also a multiple of postlists and signaled periods.
@@ -153,8 +153,8 @@ pub fn run(
     (port_num, gid_index): (u8, u8),
     cores: CorePair,
 ) -> Result<Report> {
-    let tool = tool(task).context("perftest has no such test")?;
-    let mut all = args(task, accepted_iterations(task, wanted));
+    let tool = tool_for_task(task).context("perftest has no such test")?;
+    let mut all = args(task, nearest_accepted_iterations(task, wanted));
     all.extend(
         [
             ("-d", device.to_owned()),
@@ -209,7 +209,7 @@ pub fn run_tool(
     payload_bytes: usize,
     cores: CorePair,
 ) -> Result<Report> {
-    let port = free_port()?;
+    let port = find_free_port()?;
     let command = || {
         let mut command = runs.command(tool);
         command
@@ -220,18 +220,18 @@ pub fn run_tool(
             .stderr(Stdio::piped());
         command
     };
-    let mut server = KillOnDrop(spawn_on(
+    let mut server = KillOnDrop(spawn_on_core(
         cores.responder,
         command().stdout(Stdio::null()).stderr(Stdio::null()),
     )?);
     wait_for_listener(port, &mut server, tool)?;
-    let client = KillOnDrop(spawn_on(cores.requester, command().arg("127.0.0.1"))?);
-    let text = output(client, tool)?;
+    let client = KillOnDrop(spawn_on_core(cores.requester, command().arg("127.0.0.1"))?);
+    let text = wait_for_client_output(client, tool)?;
     parse(&text, payload_bytes).with_context(|| format!("{tool} {}", args.join(" ")))
 }
 
 /// Returns the output of a client. Fails if the client fails or exceeds the timeout.
-fn output(mut client: KillOnDrop, tool: &str) -> Result<String> {
+fn wait_for_client_output(mut client: KillOnDrop, tool: &str) -> Result<String> {
     let deadline = Instant::now() + RUN_TIMEOUT;
     // The output is far smaller than a pipe's buffer, so the client does not block on it.
     let status = loop {
@@ -409,24 +409,24 @@ Device not recognized to implement inline feature. Disabling it
             MeasurementTask::Stream(VerbStream::new(verb, &parameters(payload), 1).unwrap())
         };
         let send = stream(Verb::UdSend, 64);
-        assert_eq!(tool(&send), Some("ib_send_bw"));
+        assert_eq!(tool_for_task(&send), Some("ib_send_bw"));
         assert_eq!(
-            args(&send, accepted_iterations(&send, 1000)).join(" "),
+            args(&send, nearest_accepted_iterations(&send, 1000)).join(" "),
             "-F -n 1024 -t 256 -l 16 -Q 16 -s 64 -I 64 -c UD"
         );
         let read = stream(Verb::RcRead, 1 << 20);
         assert_eq!(
-            args(&read, accepted_iterations(&read, 1)).join(" "),
+            args(&read, nearest_accepted_iterations(&read, 1)).join(" "),
             "-F -n 16 -t 8 -l 4 -Q 4 -s 1048576 -o 16"
         );
         let ping = PingPong::new(Verb::RcWrite, &parameters(4096), 1).unwrap();
         let ping = MeasurementTask::PingPong(ping);
-        assert_eq!(tool(&ping), Some("ib_write_lat"));
+        assert_eq!(tool_for_task(&ping), Some("ib_write_lat"));
         assert_eq!(
-            args(&ping, accepted_iterations(&ping, 1)).join(" "),
+            args(&ping, nearest_accepted_iterations(&ping, 1)).join(" "),
             "-F -n 20 -s 4096 -I 0"
         );
-        assert_eq!(tool(&stream(Verb::RcSend, 0)), None);
+        assert_eq!(tool_for_task(&stream(Verb::RcSend, 0)), None);
     }
 
     #[test]
@@ -439,8 +439,11 @@ Device not recognized to implement inline feature. Disabling it
                 .stderr(Stdio::piped());
             KillOnDrop(command.spawn().unwrap())
         };
-        assert_eq!(output(child("echo 5"), "sh").unwrap(), "5\n");
-        let failed = output(child("echo no device >&2; exit 3"), "sh").unwrap_err();
+        assert_eq!(
+            wait_for_client_output(child("echo 5"), "sh").unwrap(),
+            "5\n"
+        );
+        let failed = wait_for_client_output(child("echo no device >&2; exit 3"), "sh").unwrap_err();
         assert!(failed.to_string().contains("no device"), "{failed}");
     }
 }

@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use crate::child::KillOnDrop;
-use crate::pin::{CorePair, spawn_on};
+use crate::core_pinning::{CorePair, spawn_on_core};
 
 /// Requests of a run of about half a second.
 pub const REQUESTS_PER_RUN: u64 = 2_000_000;
 
 /// The key that `redis-benchmark -t incr` increments.
-const KEY: &str = "counter:__rand_int__";
+const INCREMENTED_KEY: &str = "counter:__rand_int__";
 
 /// A Redis server, without persistence and without a TCP port.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Server {
     /// When `redis-server` is missing or does not come up within ten seconds.
     pub fn start(cores: CorePair) -> Result<Server> {
         let folder = tempfile::tempdir().context("cannot make a folder for Redis")?;
-        let child = spawn_on(
+        let child = spawn_on_core(
             cores.responder,
             Command::new("redis-server")
                 .args(["--port", "0", "--save", "", "--appendonly", "no"])
@@ -75,7 +75,7 @@ impl Server {
     /// When `redis-benchmark` is missing or fails, or the counter does not account for the run.
     pub fn run_and_requests_per_s(&self, requests: u64) -> Result<f64> {
         let before = self.counter()?;
-        let client = spawn_on(
+        let client = spawn_on_core(
             self.cores.requester,
             Command::new("redis-benchmark")
                 .arg("-s")
@@ -106,7 +106,7 @@ impl Server {
         let mut stream =
             UnixStream::connect(self.socket_path()).context("cannot reach redis-server")?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        write!(stream, "GET {KEY}\r\n")?;
+        write!(stream, "GET {INCREMENTED_KEY}\r\n")?;
         let mut lines = BufReader::new(stream).lines();
         let head = lines.next().context("redis-server closed the socket")??;
         match head.as_str() {
@@ -131,7 +131,7 @@ fn parse_incr_requests_per_s(text: &str) -> Result<f64> {
 /// # Errors
 /// When the output has another form.
 pub fn csv_number(text: &str, column: &str, test: &str) -> Result<f64> {
-    let mut lines = text.lines().map(fields);
+    let mut lines = text.lines().map(split_csv_fields);
     let names = lines
         .by_ref()
         .find(|fields| fields.first().is_some_and(|name| name == "test"))
@@ -148,7 +148,7 @@ pub fn csv_number(text: &str, column: &str, test: &str) -> Result<f64> {
     Ok(value)
 }
 
-fn fields(line: &str) -> Vec<String> {
+fn split_csv_fields(line: &str) -> Vec<String> {
     let unquoted = |field: &str| field.trim().trim_matches('"').to_owned();
     line.split(',').map(unquoted).collect()
 }

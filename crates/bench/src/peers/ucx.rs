@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::perftest::VerbsLibrary;
-use super::port::{free_port, wait_for_listener};
+use super::tcp_port::{find_free_port, wait_for_listener};
 use crate::child::KillOnDrop;
-use crate::pin::{CorePair, spawn_on};
+use crate::core_pinning::{CorePair, spawn_on_core};
 
 /// A test of `ucx_perftest`, always with 8-byte messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,15 +115,15 @@ pub fn run(
     cores: CorePair,
     over: &UcxTransport,
 ) -> Result<UcxResult> {
-    let port = free_port()?;
-    let mut server = KillOnDrop(spawn_on(
+    let port = find_free_port()?;
+    let mut server = KillOnDrop(spawn_on_core(
         cores.responder,
         perftest_command(over, port)
             .stdout(Stdio::null())
             .stderr(Stdio::null()),
     )?);
     wait_for_listener(port, &mut server, "ucx_perftest")?;
-    let client = spawn_on(
+    let client = spawn_on_core(
         cores.requester,
         perftest_command(over, port)
             .arg("127.0.0.1")

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use super::datagrams::DatagramExchange;
-use super::datagrams::DatagramParameters;
+pub use super::datagram_parameters::DatagramExchange;
+use super::datagram_parameters::DatagramParameters;
 use crate::job::Job;
 use crate::link::WorkerLink;
 
 /// Addresses of the driver and of the worker.
-const ADDRESSES: [&str; 2] = ["127.0.0.1:0", "127.0.0.2:0"];
+const DRIVER_AND_WORKER_ADDRESSES: [&str; 2] = ["127.0.0.1:0", "127.0.0.2:0"];
 /// The number of a datagram that ends an exchange.
 const END_NUMBER: u64 = u64::MAX;
 /// Number of times that the end is sent, a millisecond apart, because the receiver's buffer may be
@@ -29,12 +29,13 @@ const END_DATAGRAM_REPEATS: usize = 100;
 /// Time without a datagram after which the other side counts as gone.
 const DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receiver's buffer in bytes, as for the software NIC.
-const BUFFER_BYTES: i32 = 8 << 20;
+const RECEIVE_BUFFER_BYTES: i32 = 8 << 20;
 
 /// Result of the worker.
 #[derive(Debug, Serialize, Deserialize)]
 struct WorkerDatagramResult {
-    datagrams: u64,
+    #[serde(rename = "datagrams")]
+    received_datagrams: u64,
     in_order: bool,
     seconds: f64,
 }
@@ -56,10 +57,10 @@ pub fn run_driver_side_for_rate_or_ns(
         datagram_bytes,
     }))?;
     let to: SocketAddr = link.recv()?;
-    let socket = open(ADDRESSES[0])?;
+    let socket = open_udp_socket(DRIVER_AND_WORKER_ADDRESSES[0])?;
     let value = match exchange {
         DatagramExchange::Stream { segments } => {
-            stream(&socket, to, datagram_bytes, segments, count)?;
+            send_stream(&socket, to, datagram_bytes, segments, count)?;
             0.0
         }
         DatagramExchange::PingPong => mean_half_round_trip_ns(&socket, to, datagram_bytes, count)?,
@@ -76,12 +77,12 @@ pub fn run_driver_side_for_rate_or_ns(
     ensure!(counts.in_order, "datagrams arrived out of order");
     #[allow(clippy::cast_precision_loss)] // far below 2^52 datagrams
     match exchange {
-        DatagramExchange::Stream { .. } => Ok(counts.datagrams as f64 / counts.seconds),
+        DatagramExchange::Stream { .. } => Ok(counts.received_datagrams as f64 / counts.seconds),
         DatagramExchange::PingPong => Ok(value),
     }
 }
 
-fn stream(
+fn send_stream(
     socket: &UdpSocket,
     to: SocketAddr,
     datagram_bytes: usize,
@@ -126,7 +127,7 @@ fn mean_half_round_trip_ns(
         socket
             .send_to(&sent, to)
             .context("cannot send a datagram")?;
-        let (len, _) = poll(socket, &mut answer)?;
+        let (len, _) = poll_datagram(socket, &mut answer)?;
         ensure!(answer[..len] == sent, "the answer has other bytes");
     }
     #[allow(clippy::cast_precision_loss)] // far below 2^52
@@ -138,18 +139,18 @@ fn mean_half_round_trip_ns(
 /// # Errors
 /// A socket fails, or the driver is gone.
 pub fn run_worker_side(link: &mut WorkerLink, request: DatagramParameters) -> Result<()> {
-    let socket = open(ADDRESSES[1])?;
+    let socket = open_udp_socket(DRIVER_AND_WORKER_ADDRESSES[1])?;
     link.send(&socket.local_addr()?)?;
     let mut buffer = vec![0; 65_536];
     let mut counts = WorkerDatagramResult {
-        datagrams: 0,
+        received_datagrams: 0,
         in_order: true,
         seconds: 0.0,
     };
     let mut begin = None;
     let mut next = 0;
     loop {
-        let (len, from) = poll(&socket, &mut buffer)?;
+        let (len, from) = poll_datagram(&socket, &mut buffer)?;
         for datagram in buffer[..len].chunks(request.datagram_bytes) {
             let number = datagram.first_chunk().map(|n| u64::from_le_bytes(*n));
             let Some(number) = number else {
@@ -160,7 +161,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: DatagramParameters) -> Re
             }
             counts.in_order &= number >= next;
             next = number + 1;
-            counts.datagrams += 1;
+            counts.received_datagrams += 1;
         }
         if request.exchange == DatagramExchange::PingPong {
             socket
@@ -176,7 +177,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: DatagramParameters) -> Re
 }
 
 /// Polls until a datagram arrives.
-fn poll(socket: &UdpSocket, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
+fn poll_datagram(socket: &UdpSocket, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
     let mut begin = None;
     loop {
         match socket.recv_from(buffer) {
@@ -190,7 +191,7 @@ fn poll(socket: &UdpSocket, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
     }
 }
 
-fn open(address: &str) -> Result<UdpSocket> {
+fn open_udp_socket(address: &str) -> Result<UdpSocket> {
     let socket = UdpSocket::bind(address).with_context(|| format!("cannot bind {address}"))?;
     socket.set_nonblocking(true)?;
     set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
@@ -199,9 +200,16 @@ fn open(address: &str) -> Result<UdpSocket> {
         &socket,
         libc::SOL_SOCKET,
         libc::SO_RCVBUFFORCE,
-        BUFFER_BYTES,
+        RECEIVE_BUFFER_BYTES,
     )
-    .or_else(|_| set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER_BYTES))?;
+    .or_else(|_| {
+        set_option(
+            &socket,
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            RECEIVE_BUFFER_BYTES,
+        )
+    })?;
     Ok(socket)
 }
 
@@ -251,9 +259,9 @@ mod tests {
         assert!(
             run_driver_side_for_rate_or_ns(&mut left, DatagramExchange::PingPong, 7, 1).is_err()
         );
-        let socket = open(ADDRESSES[0]).unwrap();
+        let socket = open_udp_socket(DRIVER_AND_WORKER_ADDRESSES[0]).unwrap();
         let to = socket.local_addr().unwrap();
-        assert!(stream(&socket, to, 24, 65, 1).is_err());
-        assert!(stream(&socket, to, 24, 0, 1).is_err());
+        assert!(send_stream(&socket, to, 24, 65, 1).is_err());
+        assert!(send_stream(&socket, to, 24, 0, 1).is_err());
     }
 }

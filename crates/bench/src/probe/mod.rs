@@ -6,9 +6,9 @@
 //! visible in the target's memory. This holds even if the target learns of the completion by other
 //! means.
 
-mod ends;
+mod requester_and_target;
 pub(crate) mod write_probe;
 
-pub use self::ends::run;
-pub(crate) use self::ends::run_worker_side;
+pub use self::requester_and_target::run;
+pub(crate) use self::requester_and_target::run_worker_side;
 pub use self::write_probe::{ProbeResult, ProbedProperty, WriteProbe};

@@ -22,7 +22,8 @@ pub struct WriteProbe {
     pub(super) property: ProbedProperty,
     pub(super) verb: Verb,
     pub(super) payload_bytes: usize,
-    pub(super) writes: u32,
+    #[serde(rename = "writes")]
+    pub(super) write_count: u32,
 }
 
 impl WriteProbe {
@@ -51,7 +52,7 @@ impl WriteProbe {
             property,
             verb,
             payload_bytes,
-            writes,
+            write_count: writes,
         })
     }
 
@@ -68,7 +69,8 @@ pub struct ProbeResult {
     /// Number of inspected WRITEs. With [`ProbedProperty::Order`] the target misses some, because the
     /// requester does not wait for it.
     #[serde(rename = "looks")]
-    pub inspected: u64,
+    pub inspected_writes: u64,
     /// Inspected WRITEs of which a word was missing: left of their last word, or after completion.
-    pub missing: u64,
+    #[serde(rename = "missing")]
+    pub writes_with_missing_words: u64,
 }

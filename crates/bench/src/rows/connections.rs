@@ -6,13 +6,13 @@ use anyhow::{Context, Result, bail};
 use verbs::{Access, HeaderOnly, PreparedQp, QpEndpoint, QueuePair, Rc, WcBuffer};
 
 use crate::clock::now_ns;
+use crate::core_pinning::run_pinned;
 use crate::job::{ConnectionsJob, Job};
 use crate::link::WorkerLink;
-use crate::nic::{NicChoice, OpenNic, reap};
-use crate::pin::run_pinned;
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::open_nic::{NicChoice, OpenNic, poll_successful_completions};
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
+use crate::resource_usage::ResourceUsage;
 use crate::setup::{BenchSetup, RowFigure};
-use crate::usage::ResourceUsage;
 
 /// Number of queue pairs of the idle process.
 pub(super) const IDLE_QUEUE_PAIRS: u64 = 1_000;
@@ -23,19 +23,19 @@ const CONNECTED_QUEUE_PAIRS: u64 = 10_000;
 /// Measures [`Row::IdleCpu`](crate::goal::Row::IdleCpu) once.
 pub(super) fn measure_idle_cpu(bench: &BenchSetup) -> Result<RowFigure> {
     let order = make_job(bench, IDLE_QUEUE_PAIRS, true)?;
-    Ok(with_worker(bench, |link| drive_idle(link, &order))?.cpu_percent)
+    Ok(with_worker(bench, |link| measure_idle_cost(link, &order))?.cpu_percent)
 }
 
 /// Measures [`Row::IdleMemory`](crate::goal::Row::IdleMemory) once.
 pub(super) fn measure_idle_memory(bench: &BenchSetup) -> Result<RowFigure> {
     let order = make_job(bench, IDLE_QUEUE_PAIRS, true)?;
-    Ok(with_worker(bench, |link| drive_idle(link, &order))?.resident_mib)
+    Ok(with_worker(bench, |link| measure_idle_cost(link, &order))?.resident_mib)
 }
 
 /// Measures [`Row::Connect`](crate::goal::Row::Connect) once.
 pub(super) fn measure_connect(bench: &BenchSetup) -> Result<RowFigure> {
     let order = make_job(bench, CONNECTED_QUEUE_PAIRS, false)?;
-    with_worker(bench, |link| drive_connect(link, &order))
+    with_worker(bench, |link| measure_connect_time(link, &order))
 }
 
 /// Measures the CPU time of the idle process at the other end of `link`, which has `queue_pairs`
@@ -48,16 +48,16 @@ pub(super) fn measure_idle_cpu_over(
     let order = ConnectionsJob {
         nic: nic.clone(),
         queue_pairs,
-        idle: true,
+        sleeps_after_connecting: true,
     };
-    Ok(drive_idle(link, &order)?.cpu_percent)
+    Ok(measure_idle_cost(link, &order)?.cpu_percent)
 }
 
 fn make_job(bench: &BenchSetup, queue_pairs: u64, idle: bool) -> Result<ConnectionsJob> {
     Ok(ConnectionsJob {
         nic: bench.nic.clone(),
         queue_pairs: usize::try_from(bench.shrink_count(queue_pairs))?,
-        idle,
+        sleeps_after_connecting: idle,
     })
 }
 
@@ -67,7 +67,7 @@ fn with_worker<R: Send>(
 ) -> Result<R> {
     run_pinned(bench.cores.requester, || {
         drive(&mut WorkerLink::spawn(
-            &bench.worker,
+            &bench.worker_command,
             bench.cores.responder,
         )?)
     })
@@ -84,24 +84,24 @@ struct IdleCost {
     resident_mib: RowFigure,
 }
 
-fn drive_idle(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost> {
+fn measure_idle_cost(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost> {
     let nic = OpenNic::open(&order.nic)?;
     let pid = link.worker_pid().unwrap_or_else(std::process::id);
     let (qps, _) = time_connect_all(link, &nic, order)?;
-    send_over_all(&qps)?;
+    send_over_each_connection(&qps)?;
     let checked: usize = link.recv()?;
     // Wait until the work after the last message (timers, going to sleep) is done.
     std::thread::sleep(Duration::from_millis(500));
-    let before = ResourceUsage::of(pid)?;
+    let before = ResourceUsage::of_process(pid)?;
     let begin_ns = now_ns();
     std::thread::sleep(Duration::from_secs(1));
-    let after = ResourceUsage::of(pid)?;
+    let after = ResourceUsage::of_process(pid)?;
     let elapsed_ns = now_ns() - begin_ns;
     link.send(&"wake up")?;
     let measured = |value| RowFigure {
         value,
         verified_ops: checked as u64,
-        lost_ops: 0,
+        lost_messages: 0,
     };
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let (cpu, memory) = (
@@ -116,11 +116,11 @@ fn drive_idle(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost>
     })
 }
 
-fn drive_connect(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<RowFigure> {
+fn measure_connect_time(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<RowFigure> {
     let queue_pairs = order.queue_pairs;
     let nic = OpenNic::open(&order.nic)?;
     let (qps, elapsed_ns) = time_connect_all(link, &nic, order)?;
-    send_over_all(&qps)?;
+    send_over_each_connection(&qps)?;
     let checked: usize = link.recv()?;
     if checked != queue_pairs {
         bail!("{checked} of {queue_pairs} connections carry messages");
@@ -130,7 +130,7 @@ fn drive_connect(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<RowFig
     Ok(RowFigure {
         value,
         verified_ops: checked as u64,
-        lost_ops: 0,
+        lost_messages: 0,
     })
 }
 
@@ -172,7 +172,7 @@ fn time_connect_all(
 }
 
 /// Sends a message over each connection.
-fn send_over_all(qps: &[QueuePair<Rc>]) -> Result<()> {
+fn send_over_each_connection(qps: &[QueuePair<Rc>]) -> Result<()> {
     let Some(first) = qps.first() else {
         return Ok(());
     };
@@ -180,10 +180,10 @@ fn send_over_all(qps: &[QueuePair<Rc>]) -> Result<()> {
     list.send_with_imm(HeaderOnly, 0).signaled();
     let mut wcs = WcBuffer::<MAX_CHECKS_IN_FLIGHT>::new();
     let mut outstanding = 0;
-    let mut timeout = PollTimeout::new(TIMEOUT_NS);
+    let mut timeout = PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS);
     let mut wait = |outstanding: &mut usize, left: usize| -> Result<()> {
         while *outstanding > left {
-            let done = reap(first.send_cq(), &mut wcs, |_| Ok(()))?;
+            let done = poll_successful_completions(first.send_cq(), &mut wcs, |_| Ok(()))?;
             *outstanding -= done;
             if done == 0 {
                 timeout.fail_if_over_after_empty_poll("completions of SENDs")?;
@@ -211,7 +211,7 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &ConnectionsJob) -> 
     let mut connected = WorkerQps::new(link, &nic, order.queue_pairs)?;
     let checked = connected.receive_one_over_each_and_count_right()?;
     link.send(&checked)?;
-    if order.idle {
+    if order.sleeps_after_connecting {
         // The worker sleeps here while the driver measures.
         let _: String = link.recv()?;
     }
@@ -223,7 +223,7 @@ struct WorkerQps {
     qps: Vec<QueuePair<Rc>>,
     cq: verbs::CompletionQueue,
     srq: verbs::SharedReceiveQueue,
-    recvs: verbs::RecvList,
+    recv_list: verbs::RecvList,
     _memory: verbs::MemoryRegion,
 }
 
@@ -262,7 +262,7 @@ impl WorkerQps {
             qps,
             cq,
             srq,
-            recvs,
+            recv_list: recvs,
             _memory: memory,
         })
     }
@@ -272,11 +272,11 @@ impl WorkerQps {
     fn receive_one_over_each_and_count_right(&mut self) -> Result<usize> {
         let mut seen = vec![false; self.qps.len()];
         let mut wcs = WcBuffer::<MAX_CHECKS_IN_FLIGHT>::new();
-        let mut timeout = PollTimeout::new(TIMEOUT_NS);
+        let mut timeout = PollTimeout::new(DEFAULT_EVENT_TIMEOUT_NS);
         let mut taken = 0;
         while taken < self.qps.len() {
             let qps = &self.qps;
-            let came = reap(&self.cq, &mut wcs, |wc| {
+            let came = poll_successful_completions(&self.cq, &mut wcs, |wc| {
                 let number = wc.imm().context("a message without its number")? as usize;
                 let right = qps.get(number).is_some_and(|qp| qp.qpn() == wc.qp_num());
                 if right {
@@ -290,8 +290,8 @@ impl WorkerQps {
                 continue;
             }
             timeout.reset();
-            self.recvs.set_len(came);
-            self.srq.post_recv(&mut self.recvs)?;
+            self.recv_list.set_len(came);
+            self.srq.post_recv(&mut self.recv_list)?;
         }
         Ok(seen.iter().filter(|seen| **seen).count())
     }
@@ -305,7 +305,7 @@ mod tests {
         let order = ConnectionsJob {
             nic: NicChoice::first_device_of("softnic"),
             queue_pairs: 64,
-            idle,
+            sleeps_after_connecting: idle,
         };
         let (mut left, mut right) = WorkerLink::pair().unwrap();
         std::thread::scope(|scope| {
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn many_queue_pairs() {
-        assert_eq!(tiny(false, drive_connect).verified_ops, 64);
-        assert!(tiny(true, drive_idle).resident_mib.value > 0.0);
+        assert_eq!(tiny(false, measure_connect_time).verified_ops, 64);
+        assert!(tiny(true, measure_idle_cost).resident_mib.value > 0.0);
     }
 }

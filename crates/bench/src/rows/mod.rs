@@ -5,9 +5,9 @@
 //! sequencer, or third-party programs.
 
 pub(crate) mod connections;
+mod drop_in_programs;
 pub(crate) mod limit;
 pub(crate) mod peer;
-mod programs;
 mod sequencer;
 pub(crate) mod verbs;
 pub(crate) mod wire;
@@ -21,12 +21,12 @@ use crate::setup::{BenchSetup, RowFigure};
 pub(crate) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     match row {
         Row::Rpc => sequencer::measure_rpc_batch(bench),
-        Row::Sequencer | Row::SequencerLead => sequencer::measure(bench),
+        Row::Sequencer | Row::SequencerLead => sequencer::measure_spec_s0(bench),
         Row::IdleCpu => connections::measure_idle_cpu(bench),
         Row::IdleMemory => connections::measure_idle_memory(bench),
         Row::Connect => connections::measure_connect(bench),
-        row if Row::DROP_IN.contains(&row) => programs::measure(bench, row),
-        row if Row::WIRE.contains(&row) => wire::measure(bench, row),
+        row if Row::DROP_IN_ROWS.contains(&row) => drop_in_programs::measure(bench, row),
+        row if Row::WIRE_ROWS.contains(&row) => wire::measure(bench, row),
         row => verbs::measure(bench, row),
     }
 }

@@ -7,11 +7,11 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::child::KillOnDrop;
-use crate::pin::spawn_on;
+use crate::core_pinning::spawn_on_core;
 use crate::setup::{BenchSetup, RowFigure};
 
 /// Design that is measured.
-const DESIGN: &str = "spec-s0";
+const MEASURED_DESIGN: &str = "spec-s0";
 
 /// Other designs.
 const OTHER_DESIGNS: [&str; 4] = ["atomics", "rpc", "rpc-batch", "rpc-batch-mq"];
@@ -23,8 +23,8 @@ const WINDOW: &str = "256";
 const DURATION_MS: u64 = 500;
 
 /// Measures the design with one worker and one client process.
-pub(super) fn measure(bench: &BenchSetup) -> Result<RowFigure> {
-    measure_design(bench, DESIGN)
+pub(super) fn measure_spec_s0(bench: &BenchSetup) -> Result<RowFigure> {
+    measure_design(bench, MEASURED_DESIGN)
 }
 
 /// Measures the design that answers requests by SENDs in batches.
@@ -33,7 +33,7 @@ pub(super) fn measure_rpc_batch(bench: &BenchSetup) -> Result<RowFigure> {
 }
 
 /// Measures every other design in the same way. Returns the fastest result.
-pub(crate) fn measure_best_other(bench: &BenchSetup) -> Result<RowFigure> {
+pub(crate) fn measure_fastest_other_design(bench: &BenchSetup) -> Result<RowFigure> {
     let mut best: Option<RowFigure> = None;
     for design in OTHER_DESIGNS {
         let measured = measure_design(bench, design)?;
@@ -46,7 +46,7 @@ pub(crate) fn measure_best_other(bench: &BenchSetup) -> Result<RowFigure> {
 
 fn measure_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
     let part = |name: &str| {
-        let mut command = Command::new(&bench.worker.path);
+        let mut command = Command::new(&bench.worker_command.path);
         command.args([
             "sequencer",
             name,
@@ -68,8 +68,8 @@ fn measure_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
     serve
         .args(["--design", design, "--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
-    let mut server = KillOnDrop(spawn_on(bench.cores.responder, &mut serve)?);
-    let mut said = lines(server.0.stdout.take());
+    let mut server = KillOnDrop(spawn_on_core(bench.cores.responder, &mut serve)?);
+    let mut said = parse_json_lines(server.0.stdout.take());
     let listening = said
         .next()
         .context("the server ended early; its message is above")??;
@@ -77,7 +77,7 @@ fn measure_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
         .as_str()
         .context("the server did not say where it listens")?;
 
-    let duration_ms = (DURATION_MS / bench.settings.shrink.max(1)).max(50);
+    let duration_ms = (DURATION_MS / bench.settings.shrink_divisor.max(1)).max(50);
     let mut client = part("client");
     client
         .arg(address)
@@ -88,9 +88,9 @@ fn measure_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
             &format!("{duration_ms}ms"),
         ])
         .stdin(Stdio::null());
-    let mut client = KillOnDrop(spawn_on(bench.cores.requester, &mut client)?);
+    let mut client = KillOnDrop(spawn_on_core(bench.cores.requester, &mut client)?);
     let (mut report, mut verdict) = (Value::Null, Value::Null);
-    for line in lines(client.0.stdout.take()) {
+    for line in parse_json_lines(client.0.stdout.take()) {
         let mut line = line?;
         match line["type"].as_str() {
             Some("report") => report = line["data"].take(),
@@ -108,12 +108,12 @@ fn measure_design(bench: &BenchSetup, design: &str) -> Result<RowFigure> {
     Ok(RowFigure {
         value: rate / 1e6,
         verified_ops: verdict["numbers"].as_u64().unwrap_or(0),
-        lost_ops,
+        lost_messages: lost_ops,
     })
 }
 
 /// Parses the JSON lines that a child prints.
-fn lines(out: Option<ChildStdout>) -> impl Iterator<Item = Result<Value>> {
+fn parse_json_lines(out: Option<ChildStdout>) -> impl Iterator<Item = Result<Value>> {
     out.into_iter()
         .flat_map(|out| BufReader::new(out).lines())
         .map(|line| {

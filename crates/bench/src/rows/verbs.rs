@@ -5,9 +5,9 @@ use anyhow::{Result, bail};
 use crate::goal::{BULK_PAYLOAD_BYTES, Row};
 use crate::micro::outcome::TaskResult;
 use crate::micro::parameters::{MicroParameters, VerbStream};
-use crate::micro::runner::WorkerPool;
 use crate::micro::task::{MeasurementTask, PingPong};
 use crate::micro::verb::Verb;
+use crate::micro::worker_pool::WorkerPool;
 use crate::peers::bare_ring::WINDOW;
 use crate::setup::{BenchSetup, RowFigure};
 
@@ -19,14 +19,15 @@ pub(super) const DURATION_MS: u64 = 300;
 
 /// Measures a row once.
 pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
-    let task = task(bench, row)?;
-    let outcome = WorkerPool::new(bench.cores, bench.worker.clone()).measure(&bench.nic, &task)?;
-    Ok(figure(&task, &outcome))
+    let task = task_of_row(bench, row)?;
+    let outcome =
+        WorkerPool::new(bench.cores, bench.worker_command.clone()).measure(&bench.nic, &task)?;
+    Ok(figure_of_result(&task, &outcome))
 }
 
 /// Returns the task that measures a row.
-pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
-    let shrink = bench.settings.shrink.max(1);
+pub(crate) fn task_of_row(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
+    let shrink = bench.settings.shrink_divisor.max(1);
     let duration_ms = (DURATION_MS / shrink).max(1);
     let parameters = |batch, window, signal_every| MicroParameters {
         wrs_per_doorbell: Some(batch),
@@ -34,7 +35,7 @@ pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
         signal_every: Some(signal_every),
         ..MicroParameters::default()
     };
-    if let Some(sends) = row.send_stream() {
+    if let Some(sends) = row.as_send_stream() {
         let parameters = MicroParameters {
             payload_bytes: Some(sends.payload_bytes),
             ..parameters(sends.wrs_per_postlist, WINDOW, 16)
@@ -74,7 +75,7 @@ pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
 }
 
 /// Returns the figure of a row: a rate, a bandwidth for long payloads, or a mean latency.
-pub(super) fn figure(task: &MeasurementTask, outcome: &TaskResult) -> RowFigure {
+pub(super) fn figure_of_result(task: &MeasurementTask, outcome: &TaskResult) -> RowFigure {
     match outcome {
         TaskResult::Rate(rate) => RowFigure {
             value: if task.payload_bytes() >= MIN_BANDWIDTH_PAYLOAD_BYTES {
@@ -83,12 +84,12 @@ pub(super) fn figure(task: &MeasurementTask, outcome: &TaskResult) -> RowFigure 
                 rate.rate_mops
             },
             verified_ops: rate.verified_ops,
-            lost_ops: rate.lost_ops,
+            lost_messages: rate.lost_datagrams,
         },
         TaskResult::Latency(latency) => RowFigure {
             value: latency.latency_ns_mean,
             verified_ops: latency.verified_ops,
-            lost_ops: 0,
+            lost_messages: 0,
         },
     }
 }
@@ -96,42 +97,42 @@ pub(super) fn figure(task: &MeasurementTask, outcome: &TaskResult) -> RowFigure 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core_pinning::CorePair;
     use crate::link::{WorkerCommand, WorkerLink};
-    use crate::nic::NicChoice;
-    use crate::pin::CorePair;
-    use crate::setup::Settings;
+    use crate::open_nic::NicChoice;
+    use crate::setup::BenchSettings;
 
     /// Runs this project's side of `row` briefly, with a thread as the worker.
     fn tiny(row: Row) -> RowFigure {
         let bench = BenchSetup {
-            settings: Settings {
+            settings: BenchSettings {
                 rounds: 1,
-                shrink: 10_000,
+                shrink_divisor: 10_000,
                 rows: vec![row],
             },
             cores: CorePair::first_two().unwrap(),
-            worker: WorkerCommand {
+            worker_command: WorkerCommand {
                 path: "unused".into(),
                 args: vec![],
                 envs: vec![],
             },
             nic: NicChoice::first_device_of("softnic"),
         };
-        let task = task(&bench, row).unwrap();
+        let task = task_of_row(&bench, row).unwrap();
         let (left, mut right) = WorkerLink::pair().unwrap();
         let worker = std::thread::spawn(move || crate::worker::run_jobs(&mut right, None));
         let links = &mut [left];
-        let outcome = crate::micro::lanes::measure(links, &bench.nic, &task, &[], &[]);
+        let outcome = crate::micro::lanes::measure_with_workers(links, &bench.nic, &task, &[], &[]);
         drop(std::mem::replace(links, [WorkerLink::pair().unwrap().0]));
         match (outcome, worker.join().unwrap()) {
-            (Ok(outcome), Ok(())) => figure(&task, &outcome),
+            (Ok(outcome), Ok(())) => figure_of_result(&task, &outcome),
             (outcome, worked) => panic!("{}: {outcome:?}, worker: {worked:?}", row.name()),
         }
     }
 
     #[test]
     fn every_row_of_a_verb_is_measured_and_checked() {
-        let sends = Row::all().filter(|row| row.send_stream().is_some());
+        let sends = Row::all().filter(|row| row.as_send_stream().is_some());
         let others = [
             Row::RcLatency,
             Row::RcWrite,
@@ -145,9 +146,9 @@ mod tests {
             assert!(measured.value > 0.0, "{}: {measured:?}", row.name());
             assert!(measured.verified_ops > 0, "{}: {measured:?}", row.name());
             assert!(
-                row.send_stream()
+                row.as_send_stream()
                     .is_some_and(|sends| sends.verb != Verb::RcSend)
-                    || measured.lost_ops == 0,
+                    || measured.lost_messages == 0,
                 "{}",
                 row.name()
             );

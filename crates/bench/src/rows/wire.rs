@@ -7,15 +7,15 @@
 use anyhow::{Result, bail};
 
 use super::connections::{self, IDLE_QUEUE_PAIRS};
-use super::verbs::figure;
+use super::verbs::figure_of_result;
+use crate::core_pinning::run_pinned;
 use crate::goal::Row;
 use crate::job::{DriveJob, DrivenMeasurement, Job};
 use crate::link::{WorkerCommand, WorkerLink};
 use crate::micro::parameters::{MicroParameters, VerbStream};
-use crate::micro::runner::WorkerPool;
 use crate::micro::task::{MeasurementTask, PingPong};
 use crate::micro::verb::Verb;
-use crate::pin::run_pinned;
+use crate::micro::worker_pool::WorkerPool;
 use crate::setup::{BenchSetup, RowFigure};
 
 /// Duration of a row in milliseconds. It is longer than for shared memory, because a packet takes
@@ -27,28 +27,28 @@ const BANDWIDTH_PAYLOAD_BYTES: usize = 64 << 10;
 
 /// Addresses of the driver and of the worker: loopback addresses that other programs are unlikely
 /// to use.
-const ADDRESSES: [&str; 2] = ["127.47.91.1", "127.47.91.2"];
+const DRIVER_AND_WORKER_ADDRESSES: [&str; 2] = ["127.47.91.1", "127.47.91.2"];
 
 /// Fault plan that drops one in a hundred of a process's sent packets.
 const LOSS_FAULT_PLAN: &str = "drop,direction=send,p=0.01";
 
-/// Measures a row of [`Row::WIRE`] once.
+/// Measures a row of [`Row::WIRE_ROWS`] once.
 pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     let fault = if row == Row::WireLoss {
         LOSS_FAULT_PLAN
     } else {
         ""
     };
-    measure_between_processes(bench, measurement_of(bench, row)?, fault)
+    measure_between_processes(bench, measurement_of_row(bench, row)?, fault)
 }
 
 /// Measures the row with losses without its fault plan.
 pub(super) fn measure_without_faults(bench: &BenchSetup) -> Result<RowFigure> {
-    measure_between_processes(bench, measurement_of(bench, Row::WireLoss)?, "")
+    measure_between_processes(bench, measurement_of_row(bench, Row::WireLoss)?, "")
 }
 
-fn measurement_of(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
-    let duration_ms = (DURATION_MS / bench.settings.shrink.max(1)).max(1);
+fn measurement_of_row(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
+    let duration_ms = (DURATION_MS / bench.settings.shrink_divisor.max(1)).max(1);
     let stream =
         |verb, parameters: MicroParameters| VerbStream::new(verb, &parameters, duration_ms);
     let of = |payload, batch, window, signal_every| MicroParameters {
@@ -72,7 +72,8 @@ fn measurement_of(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
         Row::WireLatency => {
             let ping = PingPong::new(Verb::RcSend, &MicroParameters::default(), duration_ms)?;
             MeasurementTask::PingPong(PingPong {
-                exchanges_per_sample: u32::try_from(64 / bench.settings.shrink.max(1))?.max(1),
+                exchanges_per_sample: u32::try_from(64 / bench.settings.shrink_divisor.max(1))?
+                    .max(1),
                 ..ping
             })
         }
@@ -93,18 +94,18 @@ fn measure_between_processes(
     fault: &str,
 ) -> Result<RowFigure> {
     let exe = |address| {
-        bench.worker.with_envs([
+        bench.worker_command.with_envs([
             ("VERBATIM_PATH", "packets"),
             ("VERBATIM_ADDRESS", address),
             ("VERBATIM_FAULT", fault),
             ("VERBATIM_FAULT_SEED", "1"),
         ])
     };
-    let [near, far] = ADDRESSES.map(exe);
+    let [near, far] = DRIVER_AND_WORKER_ADDRESSES.map(exe);
     let mut driver = WorkerLink::spawn(&near, bench.cores.requester)?;
     driver.send(&Job::Drive(DriveJob {
         cores: bench.cores,
-        worker_exe: far,
+        worker_command: far,
         nic: bench.nic.clone(),
         measurement: driven,
     }))?;
@@ -118,11 +119,11 @@ fn measure_between_processes(
 pub(crate) fn run_driver_side(link: &mut WorkerLink, order: &DriveJob) -> Result<()> {
     let measured = match &order.measurement {
         DrivenMeasurement::Task(task) => {
-            let mut runner = WorkerPool::new(order.cores, order.worker_exe.clone());
-            figure(task, &runner.measure(&order.nic, task)?)
+            let mut runner = WorkerPool::new(order.cores, order.worker_command.clone());
+            figure_of_result(task, &runner.measure(&order.nic, task)?)
         }
         DrivenMeasurement::IdleCpu { queue_pairs } => {
-            measure_idle_cpu(&order.worker_exe, order, *queue_pairs)?
+            measure_idle_cpu(&order.worker_command, order, *queue_pairs)?
         }
     };
     link.send(&measured)

@@ -26,48 +26,60 @@ use serde::Serialize;
 use verbs::Context;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
-use super::sequencer::check_cores;
+use super::sequencer::check_place_has_cores;
 use super::{SimulatedCluster, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BtreeParameters {
     /// Access of the clients to the tree.
-    pub access: AccessDesign,
+    #[serde(rename = "access")]
+    pub access_design: AccessDesign,
     /// Place of the server and its tree.
-    pub place: CorePlace,
+    #[serde(rename = "place")]
+    pub server_place: CorePlace,
     /// Share of the keys on the DPU, 0 to 1, with two servers: one on the host, one on the DPU. The
     /// DPU has the last keys. `place` is ignored if this is set.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dpu_share: Option<f64>,
+    #[serde(rename = "dpu_share")]
+    pub dpu_key_share: Option<f64>,
     /// Number of keys of the tree that determines the cost of walks.
-    pub keys: u64,
+    #[serde(rename = "keys")]
+    pub cost_tree_key_count: u64,
     /// Bytes of a node.
     pub node_bytes: usize,
     /// Fill level of the nodes, up to 1.
-    pub fill: f64,
+    #[serde(rename = "fill")]
+    pub node_fill_level: f64,
     /// Lengths of all keys and values if they are byte strings; otherwise they are 64-bit numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub strings: Option<StringSizes>,
+    #[serde(rename = "strings")]
+    pub string_sizes: Option<StringSizes>,
     /// Inner nodes that a client with one-sided READs caches.
-    pub cache_nodes: usize,
+    #[serde(rename = "cache_nodes")]
+    pub cached_inner_nodes: usize,
     /// Cores of a server, with one worker each.
-    pub cores: usize,
+    #[serde(rename = "cores")]
+    pub cores_per_server: usize,
     /// Number of clients; each sends to all workers.
     pub clients: usize,
     /// Number of client machines.
-    pub machines: usize,
+    #[serde(rename = "machines")]
+    pub client_machines: usize,
     /// Maximum outstanding requests of a client.
     pub window: usize,
     /// Maximum requests that a client posts with one doorbell.
-    pub postlist: usize,
+    #[serde(rename = "postlist")]
+    pub max_requests_per_doorbell: usize,
     /// Maximum requests that a worker answers with one doorbell; with 1 it executes one walk at a
     /// time.
-    pub batch: usize,
+    #[serde(rename = "batch")]
+    pub max_answers_per_doorbell: usize,
     /// Seed of random numbers.
     pub seed: u64,
     /// Virtual time that is measured. A warm-up of a fifth of it, at least 150 µs, precedes it.
-    pub time: Duration,
+    #[serde(rename = "time")]
+    pub measured_time: Duration,
 }
 
 /// Maximum number of keys of the real tree.
@@ -87,22 +99,22 @@ impl BtreeParameters {
     #[must_use]
     pub fn bluefield2_study(place: CorePlace, keys: u64) -> Self {
         Self {
-            access: AccessDesign::Rpc,
-            place,
-            dpu_share: None,
-            keys,
+            access_design: AccessDesign::Rpc,
+            server_place: place,
+            dpu_key_share: None,
+            cost_tree_key_count: keys,
             node_bytes: 2048,
-            fill: 1.0,
-            strings: None,
-            cache_nodes: 0,
-            cores: 8,
+            node_fill_level: 1.0,
+            string_sizes: None,
+            cached_inner_nodes: 0,
+            cores_per_server: 8,
             clients: 32,
-            machines: 4,
+            client_machines: 4,
             window: 16,
-            postlist: 1,
-            batch: 1,
+            max_requests_per_doorbell: 1,
+            max_answers_per_doorbell: 1,
             seed: 1,
-            time: Duration::from_micros(500),
+            measured_time: Duration::from_micros(500),
         }
     }
 
@@ -111,22 +123,22 @@ impl BtreeParameters {
     #[must_use]
     pub fn bluefield2_study_one_sided(place: CorePlace, node_bytes: usize) -> Self {
         Self {
-            access: AccessDesign::Read,
+            access_design: AccessDesign::Read,
             node_bytes,
             clients: 2,
-            machines: 1,
-            cores: 1,
-            time: Duration::from_millis(2),
+            client_machines: 1,
+            cores_per_server: 1,
+            measured_time: Duration::from_millis(2),
             ..Self::bluefield2_study(place, 256_000_000)
         }
     }
 
     /// Returns the same setup with one client and one outstanding request, which measures latency.
     #[must_use]
-    pub fn with_one_request(self) -> Self {
+    pub fn with_one_outstanding_request(self) -> Self {
         Self {
             clients: 1,
-            machines: 1,
+            client_machines: 1,
             window: 1,
             ..self
         }
@@ -136,14 +148,14 @@ impl BtreeParameters {
         TreeSize {
             keys,
             node_bytes: self.node_bytes,
-            fill: self.fill,
-            strings: self.strings,
+            fill: self.node_fill_level,
+            strings: self.string_sizes,
         }
     }
 
     /// Returns the servers' parts, in the order of their keys.
     fn server_key_ranges(&self) -> Vec<ServerKeyRange> {
-        let all = MAX_REAL_TREE_KEYS.min(self.keys);
+        let all = MAX_REAL_TREE_KEYS.min(self.cost_tree_key_count);
         let part = |place, from: f64, to: f64| {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -153,7 +165,8 @@ impl BtreeParameters {
             )]
             let at = |share: f64, keys: u64| (share * keys as f64).round() as u64;
             let (first, end) = (at(from, all), at(to, all));
-            let shape = self.tree_size(at(to, self.keys) - at(from, self.keys));
+            let shape = self
+                .tree_size(at(to, self.cost_tree_key_count) - at(from, self.cost_tree_key_count));
             ServerKeyRange {
                 place,
                 cost_tree_size: shape,
@@ -161,8 +174,8 @@ impl BtreeParameters {
                 real_tree_size: shape.with_keys_same_levels(end - first),
             }
         };
-        let parts = match self.dpu_share {
-            None => vec![part(self.place, 0.0, 1.0)],
+        let parts = match self.dpu_key_share {
+            None => vec![part(self.server_place, 0.0, 1.0)],
             Some(share) => {
                 let on_host = 1.0 - share.clamp(0.0, 1.0);
                 vec![
@@ -179,32 +192,35 @@ impl BtreeParameters {
 /// The keys and values that stand for the numbers of a workload.
 trait SimulatedEntries<T: KeyOrValue>: Copy + Sync + 'static {
     fn sizes(self) -> T::Sizes;
-    fn key(self, number: u64) -> T;
-    fn value(self, number: u64) -> T;
+    fn key_of_number(self, number: u64) -> T;
+    fn value_of_number(self, number: u64) -> T;
     /// Returns a client that executes requests with numbers.
     fn client_of_numbers(self, router: Router<T>) -> impl ExecuteRequests;
 
     /// Returns loaded entry number `i`.
     fn loaded_entry(self, i: u64) -> (T, T) {
         let key = stable_key(i);
-        (self.key(key), self.value(value_of(key, 0)))
+        (
+            self.key_of_number(key),
+            self.value_of_number(value_of(key, 0)),
+        )
     }
 }
 
 /// The numbers themselves.
 #[derive(Clone, Copy)]
-struct Numbers;
+struct NumberEntries;
 
-impl SimulatedEntries<u64> for Numbers {
+impl SimulatedEntries<u64> for NumberEntries {
     fn sizes(self) -> NumberSizes {
         NumberSizes
     }
 
-    fn key(self, number: u64) -> u64 {
+    fn key_of_number(self, number: u64) -> u64 {
         number
     }
 
-    fn value(self, number: u64) -> u64 {
+    fn value_of_number(self, number: u64) -> u64 {
         number
     }
 
@@ -218,11 +234,11 @@ impl SimulatedEntries<ByteString> for NumberStrings {
         NumberStrings::sizes(self)
     }
 
-    fn key(self, number: u64) -> ByteString {
+    fn key_of_number(self, number: u64) -> ByteString {
         NumberStrings::key(self, number)
     }
 
-    fn value(self, number: u64) -> ByteString {
+    fn value_of_number(self, number: u64) -> ByteString {
         NumberStrings::value(self, number)
     }
 
@@ -258,7 +274,8 @@ pub struct BtreeResult {
     /// Largest 99th percentile of a client, in ns.
     pub latency_ns_p99: u64,
     /// Levels of the tree, or of the higher tree if there are two.
-    pub levels: u64,
+    #[serde(rename = "levels")]
+    pub tree_levels: u64,
     /// READs per look-up over the whole run; 0 with RPCs.
     pub reads_per_lookup: f64,
     /// Answers per doorbell of the servers over the whole run; 0 if the servers answer nothing.
@@ -266,9 +283,11 @@ pub struct BtreeResult {
     /// Number of look-ups of the whole run.
     pub operations: u64,
     /// Number of answers that were checked.
-    pub values: u64,
+    #[serde(rename = "values")]
+    pub checked_answers: u64,
     /// True if every value was that of its key and no key was missing.
-    pub verified: bool,
+    #[serde(rename = "verified")]
+    pub are_values_right: bool,
     /// Virtual time of the whole run, in ms.
     pub virtual_ms: f64,
 }
@@ -278,23 +297,23 @@ pub struct BtreeResult {
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
 pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
-    match setup.strings {
-        None => run_with(profile, setup, Numbers),
-        Some(sizes) => run_with(profile, setup, number_strings(sizes)?),
+    match setup.string_sizes {
+        None => run_with_entries(profile, setup, NumberEntries),
+        Some(sizes) => run_with_entries(profile, setup, number_strings(sizes)?),
     }
 }
 
-fn run_with<T: KeyOrValue>(
+fn run_with_entries<T: KeyOrValue>(
     profile: &Profile,
     setup: &BtreeParameters,
     entries: impl SimulatedEntries<T>,
 ) -> Result<BtreeResult> {
     let parts = setup.server_key_ranges();
     for part in &parts {
-        check_cores(profile, part.place, setup.cores)?;
+        check_place_has_cores(profile, part.place, setup.cores_per_server)?;
     }
-    let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
-    check_costs(&cluster, profile, setup)?;
+    let cluster = SimulatedCluster::new(profile, 1 + setup.client_machines, setup.seed)?;
+    check_profile_has_core_costs(&cluster, profile, setup)?;
     let start = |part| start_server(&cluster, setup, part, entries);
     let servers = parts.iter().map(start).collect::<Result<Vec<_>>>()?;
     announce_key_ranges(&parts, &servers, entries)?;
@@ -303,7 +322,11 @@ fn run_with<T: KeyOrValue>(
     let clients = start_clients(&cluster, setup, served, entries, &answered_requests);
     clients.begin_when_connected(&cluster)?;
     let read = || answered_requests.get();
-    let read = cluster.read_around(warm_up_duration(setup.time), setup.time, read);
+    let read = cluster.run_and_read_before_after(
+        warm_up_duration(setup.measured_time),
+        setup.measured_time,
+        read,
+    );
     cluster.run_until_threads_end()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.take_failure()) {
@@ -314,7 +337,7 @@ fn run_with<T: KeyOrValue>(
         .map(|part| part.real_tree_size.nodes_per_level().len() as u64);
     Ok(BtreeResult {
         rate_mops: rate_mops(read.after - read.before, read.elapsed),
-        levels: levels.max().unwrap_or(0),
+        tree_levels: levels.max().unwrap_or(0),
         virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
         ..combined_result(&clients.take_reports(), &servers)?
     })
@@ -326,32 +349,32 @@ fn run_with<T: KeyOrValue>(
 /// # Errors
 /// As [`run`].
 pub fn run_local_lookups_mops(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
-    match setup.strings {
-        None => run_local_lookups_with(profile, setup, Numbers),
-        Some(sizes) => run_local_lookups_with(profile, setup, number_strings(sizes)?),
+    match setup.string_sizes {
+        None => run_local_lookups_with_entries(profile, setup, NumberEntries),
+        Some(sizes) => run_local_lookups_with_entries(profile, setup, number_strings(sizes)?),
     }
 }
 
-fn run_local_lookups_with<T: KeyOrValue>(
+fn run_local_lookups_with_entries<T: KeyOrValue>(
     profile: &Profile,
     setup: &BtreeParameters,
     entries: impl SimulatedEntries<T>,
 ) -> Result<f64> {
-    check_cores(profile, setup.place, setup.cores)?;
+    check_place_has_cores(profile, setup.server_place, setup.cores_per_server)?;
     let cluster = SimulatedCluster::new(profile, 1, setup.seed)?;
-    let (context, machine) = cluster.context_and_machine(0, setup.place)?;
+    let (context, machine) = cluster.context_and_machine(0, setup.server_place)?;
     let all = ServerKeyRange {
-        place: setup.place,
-        cost_tree_size: setup.tree_size(setup.keys),
+        place: setup.server_place,
+        cost_tree_size: setup.tree_size(setup.cost_tree_key_count),
         first_key_number: 0,
         real_tree_size: setup
-            .tree_size(setup.keys)
+            .tree_size(setup.cost_tree_key_count)
             .with_keys_same_levels(MAX_REAL_TREE_KEYS),
     };
     let server = create_loaded_server(context, setup, &all, entries)?;
     let (rate, wrong) = (Rc::new(Cell::new(0.0)), Rc::new(Cell::new(false)));
     let walk_cost = Rc::new(WalkCost::of(&all.cost_tree_size, 0));
-    for i in 0..setup.cores as u64 {
+    for i in 0..setup.cores_per_server as u64 {
         let (rate, wrong, walk_cost) = (Rc::clone(&rate), Rc::clone(&wrong), Rc::clone(&walk_cost));
         let store = Arc::clone(server.service().store());
         let mut random = Random::new(setup.seed << 8 ^ i);
@@ -384,13 +407,13 @@ fn run_local_lookups_with<T: KeyOrValue>(
 const LOCAL_LOOKUPS_PER_CORE: u32 = 1000;
 
 /// Fails for a profile that lacks the costs of a server's cores.
-fn check_costs(
+fn check_profile_has_core_costs(
     cluster: &SimulatedCluster,
     profile: &Profile,
     setup: &BtreeParameters,
 ) -> Result<()> {
     // With one-sided READs, the server's cores do nothing.
-    if setup.access != AccessDesign::Read {
+    if setup.access_design != AccessDesign::Read {
         cluster.check_costs_of_cores(profile)?;
     }
     Ok(())
@@ -409,8 +432,8 @@ fn create_loaded_server<T: KeyOrValue>(
         sizes: entries.sizes(),
         // Capacity for nodes that are not full.
         keys: small.keys * (setup.node_bytes as u64 / 16),
-        workers: setup.cores,
-        batch: setup.batch,
+        workers: setup.cores_per_server,
+        batch: setup.max_answers_per_doorbell,
         max_clients: setup.clients,
         max_window: setup.window,
         ..ServerConfig::default()
@@ -433,7 +456,8 @@ fn announce_key_ranges<T: KeyOrValue>(
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
             let next = parts.get(usize::from(other) + 1);
-            let first_key = |part: &ServerKeyRange| entries.key(stable_key(part.first_key_number));
+            let first_key =
+                |part: &ServerKeyRange| entries.key_of_number(stable_key(part.first_key_number));
             let range = (first_key(part), next.map(first_key));
             let owner = RangeOwner {
                 server: other,
@@ -479,17 +503,17 @@ fn start_clients<T: KeyOrValue>(
         ..Workload::default()
     };
     let config = ClientConfig {
-        access: setup.access,
-        cache_nodes: setup.cache_nodes,
+        access: setup.access_design,
+        cache_nodes: setup.cached_inner_nodes,
         window: setup.window,
-        batch: setup.postlist.min(setup.window),
+        batch: setup.max_requests_per_doorbell.min(setup.window),
         ..ClientConfig::default()
     };
-    let time = warm_up_duration(setup.time) + setup.time + CLIENT_OVERRUN;
+    let time = warm_up_duration(setup.measured_time) + setup.measured_time + CLIENT_OVERRUN;
     let clients = SimulatedClients::default();
     for i in 0..setup.clients {
-        let machine = 1 + i % setup.machines;
-        let (context, config) = (cluster.contexts[machine].clone(), config.clone());
+        let machine = 1 + i % setup.client_machines;
+        let (context, config) = (cluster.host_contexts[machine].clone(), config.clone());
         let connectors: Vec<_> = servers.iter().map(LocalServer::connector).collect();
         let stoppers = connectors.clone();
         let (workload, answered_requests) = (workload.clone(), Rc::clone(answered_requests));
@@ -535,12 +559,12 @@ fn combined_result<T: KeyOrValue>(
         rate_mops: 0.0,
         latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
-        levels: 0,
+        tree_levels: 0,
         reads_per_lookup: ratio(sum(|r| r.client.reads), operations),
         answers_per_doorbell: ratio(answered.0, answered.1),
         operations,
-        values: sum(|r| r.verified),
-        verified: reports
+        checked_answers: sum(|r| r.verified),
+        are_values_right: reports
             .iter()
             .all(|r| r.has_no_wrong_answers() && r.lost == 0),
         virtual_ms: 0.0,

@@ -14,11 +14,11 @@ use super::SimulatedCluster;
 pub(super) struct SimulatedClients<R> {
     barrier: SimulatedBarrier,
     reports: Rc<RefCell<Vec<R>>>,
-    failure: Rc<RefCell<Option<String>>>,
+    last_failure: Rc<RefCell<Option<String>>>,
     /// Number of clients that were started.
-    started: Cell<usize>,
+    started_clients: Cell<usize>,
     /// Number of clients that have not ended.
-    running: Rc<Cell<usize>>,
+    running_clients: Rc<Cell<usize>>,
 }
 
 impl<R> Default for SimulatedClients<R> {
@@ -26,9 +26,9 @@ impl<R> Default for SimulatedClients<R> {
         Self {
             barrier: SimulatedBarrier::default(),
             reports: Rc::default(),
-            failure: Rc::default(),
-            started: Cell::default(),
-            running: Rc::default(),
+            last_failure: Rc::default(),
+            started_clients: Cell::default(),
+            running_clients: Rc::default(),
         }
     }
 }
@@ -43,11 +43,11 @@ impl<R: 'static> SimulatedClients<R> {
         run: impl FnOnce(&SimulatedBarrier) -> Result<R, E> + 'static,
         after_last: impl FnOnce() + 'static,
     ) {
-        let name = format!("client {}", self.started.get());
-        self.started.set(self.started.get() + 1);
-        self.running.set(self.running.get() + 1);
-        let (barrier, running) = (self.barrier.clone(), Rc::clone(&self.running));
-        let (reports, failure) = (Rc::clone(&self.reports), Rc::clone(&self.failure));
+        let name = format!("client {}", self.started_clients.get());
+        self.started_clients.set(self.started_clients.get() + 1);
+        self.running_clients.set(self.running_clients.get() + 1);
+        let (barrier, running) = (self.barrier.clone(), Rc::clone(&self.running_clients));
+        let (reports, failure) = (Rc::clone(&self.reports), Rc::clone(&self.last_failure));
         cluster.spawn(machine, name, move || {
             match run(&barrier) {
                 Ok(report) => reports.borrow_mut().push(report),
@@ -68,8 +68,8 @@ impl<R: 'static> SimulatedClients<R> {
     /// # Errors
     /// When a client cannot connect.
     pub(super) fn begin_when_connected(&self, cluster: &SimulatedCluster) -> Result<()> {
-        cluster.run_until(|| self.barrier.arrived.get() >= self.started.get())?;
-        self.barrier.open.set(true);
+        cluster.run_until(|| self.barrier.arrived_threads.get() >= self.started_clients.get())?;
+        self.barrier.is_open.set(true);
         match self.take_failure() {
             Some(failure) => bail!("a client cannot connect: {failure}"),
             None => Ok(()),
@@ -78,12 +78,12 @@ impl<R: 'static> SimulatedClients<R> {
 
     /// Returns true if all clients have ended.
     pub(super) fn have_ended(&self) -> bool {
-        self.running.get() == 0
+        self.running_clients.get() == 0
     }
 
     /// Returns the failure of the client that failed last.
     pub(super) fn take_failure(&self) -> Option<String> {
-        self.failure.take()
+        self.last_failure.take()
     }
 
     /// Returns the reports of the clients that have ended, in the order of their ends.
@@ -95,8 +95,8 @@ impl<R: 'static> SimulatedClients<R> {
 /// A barrier for simulated threads: each thread arrives and waits until `open` is set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedBarrier {
-    arrived: Rc<Cell<usize>>,
-    open: Rc<Cell<bool>>,
+    arrived_threads: Rc<Cell<usize>>,
+    is_open: Rc<Cell<bool>>,
 }
 
 impl SimulatedBarrier {
@@ -104,12 +104,12 @@ impl SimulatedBarrier {
     pub(super) fn arrive_and_wait(&self) {
         self.arrive();
         let mut waiter = Waiter::new();
-        while !self.open.get() {
+        while !self.is_open.get() {
             waiter.idle();
         }
     }
 
     fn arrive(&self) {
-        self.arrived.set(self.arrived.get() + 1);
+        self.arrived_threads.set(self.arrived_threads.get() + 1);
     }
 }

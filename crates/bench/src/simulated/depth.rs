@@ -10,7 +10,7 @@ use super::SimulatedCluster;
 use crate::depth::{ExchangeConfig, ExchangeRate, exchange_as_client, serve_worker_side};
 use crate::job::Job;
 use crate::link::{WorkerLink, root_cause};
-use crate::nic::{NicChoice, OpenNic};
+use crate::open_nic::{NicChoice, OpenNic};
 
 /// Exchanges requests once, in virtual time.
 ///
@@ -19,7 +19,7 @@ use crate::nic::{NicChoice, OpenNic};
 pub fn run(profile: &Profile, config: &ExchangeConfig) -> Result<ExchangeRate> {
     let cluster = SimulatedCluster::new(profile, 2, 1)?;
     let [client_nic, server_nic] =
-        [0, 1].map(|machine| OpenNic::open_on(&cluster.contexts[machine]));
+        [0, 1].map(|machine| OpenNic::open_on_first_port(&cluster.host_contexts[machine]));
     let (client_nic, server_nic) = (client_nic?, server_nic?);
     let (mut left, mut right) = WorkerLink::simulated_pair();
     let outcome = Rc::new(RefCell::new(None));
@@ -62,7 +62,7 @@ mod tests {
     /// A client with one request in flight waits for a round trip; the NICs then bound the rate.
     #[test]
     fn depth_pays_until_the_nic_is_busy() {
-        let profile = nicmodel::profile::builtin("cib").expect("built in");
+        let profile = nicmodel::profile::builtin_profile("cib").expect("built in");
         let rate = |verb, depth| {
             let config = ExchangeConfig {
                 verb,

@@ -20,7 +20,7 @@ const VALUE_BYTES: usize = 32;
 const RECORD_STRIDE_BYTES: usize = 64;
 /// Number of records. The paper has 16 M; these are enough that two clients rarely want the same
 /// record.
-const RECORDS: usize = 1 << 18;
+const RECORD_COUNT: usize = 1 << 18;
 /// Bytes of a lock. Locks are adjacent in an array, so that their addresses differ in the bits by
 /// which NICs choose their internal locks.
 const LOCK_BYTES: usize = 8;
@@ -29,17 +29,20 @@ const LOCK_BYTES: usize = 8;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DrtmParameters {
     /// Share of PUTs.
-    pub puts: f64,
+    #[serde(rename = "puts")]
+    pub put_share: f64,
     /// Number of clients.
     pub clients: usize,
     /// Number of client machines.
-    pub machines: usize,
+    #[serde(rename = "machines")]
+    pub client_machines: usize,
     /// Maximum outstanding operations of a client.
     pub window: usize,
     /// Seed of random numbers.
     pub seed: u64,
     /// Virtual time that is measured. A warm-up of a fifth of it precedes it.
-    pub time: Duration,
+    #[serde(rename = "time")]
+    pub measured_time: Duration,
 }
 
 impl DrtmParameters {
@@ -48,12 +51,12 @@ impl DrtmParameters {
     #[must_use]
     pub fn paper_setup(puts: f64) -> Self {
         Self {
-            puts,
+            put_share: puts,
             clients: 128,
-            machines: 8,
+            client_machines: 8,
             window: 8,
             seed: 1,
-            time: Duration::from_micros(500) + Duration::from_millis(4).mul_f64(puts),
+            measured_time: Duration::from_micros(500) + Duration::from_millis(4).mul_f64(puts),
         }
     }
 }
@@ -64,9 +67,11 @@ pub struct DrtmResult {
     /// GETs and PUTs in the measured time, in 10^6 per second.
     pub rate_mops: f64,
     /// Lock attempts of the whole run that found the lock taken and were retried.
-    pub refused: u64,
+    #[serde(rename = "refused")]
+    pub refused_lock_attempts: u64,
     /// Number of PUTs of the whole run.
-    pub puts: u64,
+    #[serde(rename = "puts")]
+    pub put_count: u64,
 }
 
 /// Next step of an outstanding operation.
@@ -80,12 +85,12 @@ enum NextStep {
 /// A client.
 struct Client {
     qp: QueuePair<verbs::Rc>,
-    list: Postlist<verbs::Rc>,
+    postlist: Postlist<verbs::Rc>,
     /// Buffers for the answers, one for each operation.
     answer_memory: MemoryRegion,
     value_and_lock_word_slices: Vec<(MrSlice, MrSlice)>,
-    values: RemoteMemory,
-    locks: RemoteMemory,
+    remote_values: RemoteMemory,
+    remote_locks: RemoteMemory,
     next_step_by_operation: Vec<NextStep>,
     random: Random,
     put_share: f64,
@@ -113,13 +118,13 @@ impl Client {
         let mut waiter = Waiter::new();
         for place in 0..self.next_step_by_operation.len() {
             self.next_step_by_operation[place] = self.choose_operation();
-            self.add(place)?;
+            self.add_next_step_wr(place)?;
         }
         let mut outstanding = self.next_step_by_operation.len();
         while outstanding > 0 {
-            if !self.list.is_empty() {
-                self.qp.post_send(&mut self.list)?;
-                self.list.clear();
+            if !self.postlist.is_empty() {
+                self.qp.post_send(&mut self.postlist)?;
+                self.postlist.clear();
             }
             let mut came = Vec::new();
             for completion in self.qp.send_cq().poll(&mut buffer)? {
@@ -133,7 +138,7 @@ impl Client {
             }
             for place in came {
                 if self.advance_unless_over(place)? {
-                    self.add(place)?;
+                    self.add_next_step_wr(place)?;
                 } else {
                     outstanding -= 1;
                 }
@@ -171,7 +176,7 @@ impl Client {
     }
 
     fn choose_operation(&mut self) -> NextStep {
-        let record = usize::try_from(self.random.below(RECORDS as u64)).unwrap_or(0);
+        let record = usize::try_from(self.random.below(RECORD_COUNT as u64)).unwrap_or(0);
         if self.random.next_unit_f64() < self.put_share {
             NextStep::Lock(record)
         } else {
@@ -179,27 +184,27 @@ impl Client {
         }
     }
 
-    fn add(&mut self, place: usize) -> Result<()> {
+    fn add_next_step_wr(&mut self, place: usize) -> Result<()> {
         let (value, word) = self.value_and_lock_word_slices[place];
         let lock = |record: usize| {
-            let lock = self.locks.starting_at((record * LOCK_BYTES) as u64);
+            let lock = self.remote_locks.starting_at((record * LOCK_BYTES) as u64);
             lock.context("a lock is outside of its memory")
         };
         let wr = match self.next_step_by_operation[place] {
             NextStep::Get => {
-                let at = self.random.below(RECORDS as u64) * RECORD_STRIDE_BYTES as u64;
+                let at = self.random.below(RECORD_COUNT as u64) * RECORD_STRIDE_BYTES as u64;
                 let from = self
-                    .values
+                    .remote_values
                     .starting_at(at)
                     .context("a value is outside of its memory")?;
-                self.list.rdma_read(value, from)
+                self.postlist.rdma_read(value, from)
             }
             NextStep::Lock(record) => {
-                self.list
+                self.postlist
                     .atomic_cmp_and_swp(word, lock(record)?, 0, self.lock_value)
             }
             NextStep::Unlock(record) => {
-                self.list
+                self.postlist
                     .atomic_cmp_and_swp(word, lock(record)?, self.lock_value, 0)
             }
         };
@@ -213,20 +218,20 @@ impl Client {
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
 pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
-    let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
-    let server = &cluster.contexts[0];
+    let cluster = SimulatedCluster::new(profile, 1 + setup.client_machines, setup.seed)?;
+    let server = &cluster.host_contexts[0];
     let pd = server.alloc_pd()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let values = pd.alloc(RECORDS * RECORD_STRIDE_BYTES, access)?;
-    let locks = pd.alloc(RECORDS * LOCK_BYTES, access)?;
+    let values = pd.alloc(RECORD_COUNT * RECORD_STRIDE_BYTES, access)?;
+    let locks = pd.alloc(RECORD_COUNT * LOCK_BYTES, access)?;
     let cq = server.create_cq(1)?;
     let counts = Rc::new(AllClientsCounters::default());
     let failure: Rc<RefCell<Option<anyhow::Error>>> = Rc::default();
     let mut peers = Vec::new();
     let window = setup.window.max(1);
     for i in 0..setup.clients {
-        let machine = 1 + i % setup.machines;
-        let context = &cluster.contexts[machine];
+        let machine = 1 + i % setup.client_machines;
+        let context = &cluster.host_contexts[machine];
         let own_pd = context.alloc_pd()?;
         let memory = own_pd.alloc(window * RECORD_STRIDE_BYTES, Access::LOCAL_WRITE)?;
         let depth = u32::try_from(window + 1)?;
@@ -244,15 +249,15 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
             Ok((value, memory.slice(at..at + 8)?))
         });
         let client = Client {
-            list: qp.postlist(window),
+            postlist: qp.postlist(window),
             qp,
             value_and_lock_word_slices: places.collect::<Result<_>>()?,
             answer_memory: memory,
-            values: values.remote(),
-            locks: locks.remote(),
+            remote_values: values.remote(),
+            remote_locks: locks.remote(),
             next_step_by_operation: vec![NextStep::Get; window],
             random: Random::new(setup.seed.wrapping_mul(1 << 20) + i as u64),
-            put_share: setup.puts,
+            put_share: setup.put_share,
             lock_value: i as u64 + 1,
             shared_counters: Rc::clone(&counts),
         };
@@ -263,9 +268,9 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
             }
         });
     }
-    cluster.advance_time(setup.time / 5);
+    cluster.advance_time(setup.measured_time / 5);
     let before = counts.finished_operations.get();
-    cluster.advance_time(setup.time);
+    cluster.advance_time(setup.measured_time);
     let after = counts.finished_operations.get();
     counts.is_over.set(true);
     cluster.run_until_threads_end()?;
@@ -273,17 +278,17 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
         return Err(error);
     }
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    let rate_mops = (after - before) as f64 / setup.time.as_secs_f64() * 1e-6;
+    let rate_mops = (after - before) as f64 / setup.measured_time.as_secs_f64() * 1e-6;
     Ok(DrtmResult {
         rate_mops,
-        refused: counts.refused_locks.get(),
-        puts: counts.finished_puts.get(),
+        refused_lock_attempts: counts.refused_locks.get(),
+        put_count: counts.finished_puts.get(),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use nicmodel::profile::builtin;
+    use nicmodel::profile::builtin_profile;
 
     use super::*;
 
@@ -292,7 +297,7 @@ mod tests {
             clients: 64,
             ..DrtmParameters::paper_setup(puts)
         };
-        run(builtin(nic).expect("built in"), &setup).expect("it runs")
+        run(builtin_profile(nic).expect("built in"), &setup).expect("it runs")
     }
 
     /// On a ConnectX-3, a PUT costs as much as two atomics (section 4.3.2); on both NICs the known
@@ -300,14 +305,21 @@ mod tests {
     #[test]
     fn puts_cost_what_two_atomics_do() {
         let cx3 = rate("cx3", 1.0);
-        let atomics = nicmodel::published::get("atomics_cx3").expect("published");
+        let atomics =
+            nicmodel::published::published_number_by_id("atomics_cx3").expect("published");
         assert!(
             (2.0 * cx3.rate_mops / atomics.value - 1.0).abs() < 0.03,
             "{cx3:?}"
         );
-        assert!(cx3.puts > 1000 && cx3.refused * 10 < cx3.puts, "{cx3:?}");
+        assert!(
+            cx3.put_count > 1000 && cx3.refused_lock_attempts * 10 < cx3.put_count,
+            "{cx3:?}"
+        );
         let (gets, some) = (rate("cib", 0.0), rate("cib", 0.1));
-        assert!(gets.puts == 0 && some.puts > 1000, "{gets:?} {some:?}");
+        assert!(
+            gets.put_count == 0 && some.put_count > 1000,
+            "{gets:?} {some:?}"
+        );
         assert!(some.rate_mops < 0.8 * gets.rate_mops, "{gets:?} {some:?}");
         assert_eq!(rate("cib", 0.1), some);
     }

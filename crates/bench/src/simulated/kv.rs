@@ -19,7 +19,7 @@ use serde::Serialize;
 use simnic::NicCounters;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
-use super::sequencer::{ATC16_SEND_DEPTH, check_cores, client_start_spread_ns};
+use super::sequencer::{RDMA_BENCH_SEND_DEPTH, check_place_has_cores, client_start_spread_ns};
 use super::{SimulatedCluster, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
@@ -28,35 +28,45 @@ pub struct KvParameters {
     /// Design of the store.
     pub design: Design,
     /// For `reads`: bytes of a GET's only READ; with 0, a GET takes two READs.
-    pub read_size: usize,
+    #[serde(rename = "read_size")]
+    pub single_read_bytes: usize,
     /// For `atomics`: placement of the locks.
-    pub locks: LockPlacement,
+    #[serde(rename = "locks")]
+    pub lock_placement: LockPlacement,
     /// For `atomics`: alignment of records, in bytes.
-    pub record_align: usize,
+    #[serde(rename = "record_align")]
+    pub record_align_bytes: usize,
     /// Cores of the server, with one worker each.
-    pub cores: usize,
+    #[serde(rename = "cores")]
+    pub server_cores: usize,
     /// Number of clients; each sends to all workers.
     pub clients: usize,
     /// Number of client machines.
-    pub machines: usize,
+    #[serde(rename = "machines")]
+    pub client_machines: usize,
     /// Maximum outstanding requests of a client.
     pub window: usize,
     /// Maximum requests that a worker answers with one doorbell.
-    pub batch: usize,
+    #[serde(rename = "batch")]
+    pub max_answers_per_doorbell: usize,
     /// Number of UD queue pairs of a worker.
-    pub queues: usize,
+    #[serde(rename = "queues")]
+    pub ud_qps_per_worker: usize,
     /// True if clients and workers use the loops of the benchmark of the paper's authors, see
     /// [`KvParameters::atc16`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub atc16: bool,
+    #[serde(rename = "atc16")]
+    pub uses_rdma_bench_loops: bool,
     /// Share of PUTs.
-    pub puts: f64,
+    #[serde(rename = "puts")]
+    pub put_share: f64,
     /// Bytes of a value.
     pub value_bytes: usize,
     /// Seed of random numbers.
     pub seed: u64,
     /// Virtual time that is measured. A warm-up of a fifth of it, at least 150 µs, precedes it.
-    pub time: Duration,
+    #[serde(rename = "time")]
+    pub measured_time: Duration,
 }
 
 /// Time for which clients continue after the measured time, because their last requests have no
@@ -71,20 +81,20 @@ impl KvParameters {
     pub fn paper_setup(cores: usize, batched: bool) -> Self {
         Self {
             design: Design::Herd,
-            read_size: 0,
-            locks: LockPlacement::Spread,
-            record_align: 64,
-            cores,
+            single_read_bytes: 0,
+            lock_placement: LockPlacement::Spread,
+            record_align_bytes: 64,
+            server_cores: cores,
             clients: 128,
-            machines: 8,
+            client_machines: 8,
             window: 32,
-            batch: if batched { 16 } else { 1 },
-            queues: 2,
-            atc16: false,
-            puts: 0.05,
+            max_answers_per_doorbell: if batched { 16 } else { 1 },
+            ud_qps_per_worker: 2,
+            uses_rdma_bench_loops: false,
+            put_share: 0.05,
             value_bytes: 32,
             seed: 1,
-            time: Duration::from_micros(300),
+            measured_time: Duration::from_micros(300),
         }
     }
 
@@ -95,8 +105,8 @@ impl KvParameters {
     #[must_use]
     pub fn rdma_bench_setup(cores: usize, batched: bool) -> Self {
         Self {
-            atc16: true,
-            batch: if batched { 32 } else { 1 },
+            uses_rdma_bench_loops: true,
+            max_answers_per_doorbell: if batched { 32 } else { 1 },
             ..Self::paper_setup(cores, batched)
         }
     }
@@ -110,8 +120,8 @@ impl KvParameters {
         Self {
             design: Design::Atomics,
             window: 8,
-            puts,
-            time: Duration::from_micros(500) + Duration::from_millis(4).mul_f64(puts),
+            put_share: puts,
+            measured_time: Duration::from_micros(500) + Duration::from_millis(4).mul_f64(puts),
             ..Self::paper_setup(1, true)
         }
     }
@@ -130,8 +140,8 @@ impl KvParameters {
         Workload {
             keys: self.key_count(),
             value_bytes: self.value_bytes,
-            puts: self.puts,
-            stop_and_go: self.atc16,
+            puts: self.put_share,
+            stop_and_go: self.uses_rdma_bench_loops,
             ..Workload::default()
         }
     }
@@ -151,9 +161,11 @@ pub struct KvResult {
     /// Number of operations of the whole run.
     pub operations: u64,
     /// Number of values that were checked.
-    pub values: u64,
+    #[serde(rename = "values")]
+    pub checked_values: u64,
     /// True if every value was that of its key and no key was missing.
-    pub verified: bool,
+    #[serde(rename = "verified")]
+    pub are_values_right: bool,
     /// Virtual time of the whole run, in ms.
     pub virtual_ms: f64,
 }
@@ -163,8 +175,8 @@ pub struct KvResult {
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
 pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
-    check_cores(profile, CorePlace::Host, setup.cores)?;
-    let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
+    check_place_has_cores(profile, CorePlace::Host, setup.server_cores)?;
+    let cluster = SimulatedCluster::new(profile, 1 + setup.client_machines, setup.seed)?;
     // With `atomics`, the clients do everything and the server's cores do nothing.
     if setup.design != Design::Atomics {
         cluster.check_costs_of_cores(profile)?;
@@ -174,19 +186,19 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         cluster.spawn(0, format!("worker {i}"), move || worker.run());
     }
-    let within = match setup.atc16 {
-        true => client_start_spread_ns(setup.clients, setup.window, setup.cores),
+    let within = match setup.uses_rdma_bench_loops {
+        true => client_start_spread_ns(setup.clients, setup.window, setup.server_cores),
         false => 0,
     };
-    let warm_up = warm_up_duration(setup.time) + Duration::from_nanos(within);
+    let warm_up = warm_up_duration(setup.measured_time) + Duration::from_nanos(within);
     let clients = SimulatedClients::default();
     let answered_requests = Rc::new(Cell::new(0u64));
     for i in 0..setup.clients {
-        let client = OneClient {
-            number: i,
+        let client = ClientToStart {
+            client_number: i,
             start_delay_ns_max: within,
-            time: warm_up + setup.time + CLIENT_OVERRUN,
-            known: Arc::clone(&known),
+            client_duration: warm_up + setup.measured_time + CLIENT_OVERRUN,
+            known_record_locations: Arc::clone(&known),
             answered_requests: Rc::clone(&answered_requests),
         };
         client.start(&cluster, setup, &server, &clients);
@@ -199,7 +211,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
             cluster.simulation.nic_counters(server_machine),
         )
     };
-    let read = cluster.read_around(warm_up, setup.time, read);
+    let read = cluster.run_and_read_before_after(warm_up, setup.measured_time, read);
     cluster.run_until_threads_end()?;
     if let Some(failure) = server.failure().or_else(|| clients.take_failure()) {
         bail!("it failed: {failure}");
@@ -214,8 +226,8 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
         answers_per_doorbell: answers_per_doorbell(&read.before.1, &read.after.1),
         operations: sum(|r| r.operations),
-        values: sum(|r| r.verified),
-        verified: reports
+        checked_values: sum(|r| r.verified),
+        are_values_right: reports
             .iter()
             .all(|r| r.all_checks_passed() && r.misses == 0 && r.lost == 0),
         virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
@@ -229,42 +241,46 @@ fn create_server(
 ) -> Result<LocalServer> {
     // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
     // batched and unbatched.
-    let cost_ns = mixes::herd_request_work_ns(profile, setup.batch > 1);
+    let cost_ns = mixes::herd_request_work_ns(profile, setup.max_answers_per_doorbell > 1);
     let cost = Duration::from_secs_f64(cost_ns * 1e-9);
     let config = ServerConfig {
         design: setup.design,
-        workers: setup.cores,
-        batch: setup.batch,
-        queues: setup.queues,
+        workers: setup.server_cores,
+        batch: setup.max_answers_per_doorbell,
+        queues: setup.ud_qps_per_worker,
         max_clients: setup.clients,
         max_window: setup.window,
         mode: FullPolicy::Store,
         items: usize::try_from(setup.key_count())?,
-        read_size: setup.read_size,
-        lock_placement: setup.locks,
-        record_align: setup.record_align,
+        read_size: setup.single_read_bytes,
+        lock_placement: setup.lock_placement,
+        record_align: setup.record_align_bytes,
         value_bytes: setup.value_bytes,
         ..server_config_with_worker_loops(profile, setup)
     };
     let runtime = ServerRuntime::simulated(setup.seed, cost);
-    Ok(LocalServer::new(&cluster.contexts[0], config, runtime)?)
+    Ok(LocalServer::new(
+        &cluster.host_contexts[0],
+        config,
+        runtime,
+    )?)
 }
 
 /// A client, before it is started.
-struct OneClient {
+struct ClientToStart {
     /// Number of the client, from 0.
-    number: usize,
+    client_number: usize,
     /// Maximum time after the other clients at which it begins; 0 if all begin together.
     start_delay_ns_max: u64,
     /// Time from the begin to the end of the client.
-    time: Duration,
+    client_duration: Duration,
     /// Locations of records that all clients know.
-    known: Arc<RecordCache>,
+    known_record_locations: Arc<RecordCache>,
     /// Number of requests of all clients that were answered.
     answered_requests: Rc<Cell<u64>>,
 }
 
-impl OneClient {
+impl ClientToStart {
     fn start(
         self,
         cluster: &SimulatedCluster,
@@ -272,22 +288,26 @@ impl OneClient {
         server: &LocalServer,
         clients: &SimulatedClients<LoadReport>,
     ) {
-        let machine = 1 + self.number % setup.machines;
-        let (context, workload) = (cluster.contexts[machine].clone(), setup.workload());
+        let machine = 1 + self.client_number % setup.client_machines;
+        let (context, workload) = (cluster.host_contexts[machine].clone(), setup.workload());
         let config = ClientConfig {
             window: setup.window,
-            batch: if setup.atc16 { 1 } else { setup.window.min(16) },
+            batch: if setup.uses_rdma_bench_loops {
+                1
+            } else {
+                setup.window.min(16)
+            },
             value_bytes: setup.value_bytes,
             ..ClientConfig::default()
         };
-        let seed = setup.seed.wrapping_mul(1 << 20) + self.number as u64;
+        let seed = setup.seed.wrapping_mul(1 << 20) + self.client_number as u64;
         let delay_ns = Random::new(seed).below(self.start_delay_ns_max.max(1));
         let (connector, stopper) = (server.connector(), server.connector());
         let run = move |barrier: &SimulatedBarrier| {
             let mut pipeline = PipelinedClient::connect_through(connector, &context, config)?;
-            pipeline.use_shared_record_cache(self.known);
+            pipeline.use_shared_record_cache(self.known_record_locations);
             barrier.arrive_and_wait();
-            let until = LoadEnd::At(verbs::time::now() + self.time);
+            let until = LoadEnd::At(verbs::time::now() + self.client_duration);
             verbs::time::charge_time(Duration::from_nanos(delay_ns));
             load::run_with_progress(&mut pipeline, &workload, until, seed, |n| {
                 self.answered_requests.set(self.answered_requests.get() + n);
@@ -300,13 +320,13 @@ impl OneClient {
 /// Returns a server configuration with the loops of the workers.
 fn server_config_with_worker_loops(profile: &Profile, setup: &KvParameters) -> ServerConfig {
     let ours = ServerConfig::default();
-    if !setup.atc16 {
+    if !setup.uses_rdma_bench_loops {
         return ours;
     }
     ServerConfig {
         scan: RegionScan::OneEach,
         split: profile.port.count.value as usize,
-        send_depth: ATC16_SEND_DEPTH,
+        send_depth: RDMA_BENCH_SEND_DEPTH,
         ..ours
     }
 }
@@ -347,23 +367,26 @@ fn put_every_key(server: &LocalServer, setup: &KvParameters) -> Result<Arc<Recor
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nicmodel::profile::builtin;
+    use nicmodel::profile::builtin_profile;
 
     /// The store's own code runs, every value is right, the same seed gives the same result twice,
     /// and batches pay.
     #[test]
     fn batches_pay_on_a_connect_ib_and_every_value_is_right() {
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let short = |batched| KvParameters {
             clients: 16,
-            machines: 2,
-            time: Duration::from_micros(50),
+            client_machines: 2,
+            measured_time: Duration::from_micros(50),
             ..KvParameters::paper_setup(1, batched)
         };
         let batched = run(cib, &short(true)).expect("runs");
         let alone = run(cib, &short(false)).expect("runs");
         for outcome in [&batched, &alone] {
-            assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
+            assert!(
+                outcome.are_values_right && outcome.checked_values > 100,
+                "{outcome:?}"
+            );
         }
         assert!(
             batched.rate_mops > 1.5 * alone.rate_mops,
@@ -378,15 +401,18 @@ mod tests {
     /// clients find few requests per pass, and divide their answers over the ports.
     #[test]
     fn the_authors_loops_serve_the_same_values() {
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let setup = KvParameters {
             clients: 16,
-            machines: 2,
-            time: Duration::from_micros(50),
+            client_machines: 2,
+            measured_time: Duration::from_micros(50),
             ..KvParameters::rdma_bench_setup(2, true)
         };
         let outcome = run(cib, &setup).expect("runs");
-        assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
+        assert!(
+            outcome.are_values_right && outcome.checked_values > 100,
+            "{outcome:?}"
+        );
         // A worker's pass takes at most one request of each of 16 clients. Each of the two ports
         // has half of the answers.
         assert!(outcome.answers_per_doorbell <= 8.0, "{outcome:?}");
@@ -395,18 +421,21 @@ mod tests {
     /// GETs by two READs reach at most half of the NIC's READ rate, whatever the server's cores do.
     #[test]
     fn the_store_that_is_read_runs_on_simulated_cores() {
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let setup = KvParameters {
             design: Design::Reads,
             clients: 64,
             window: 32,
-            machines: 8,
-            time: Duration::from_micros(50),
+            client_machines: 8,
+            measured_time: Duration::from_micros(50),
             ..KvParameters::paper_setup(1, true)
         };
         let outcome = run(cib, &setup).expect("runs");
-        assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
-        let reads = nicmodel::published::get("in_read_le64")
+        assert!(
+            outcome.are_values_right && outcome.checked_values > 100,
+            "{outcome:?}"
+        );
+        let reads = nicmodel::published::published_number_by_id("in_read_le64")
             .expect("published")
             .value;
         let bound = reads / 2.0 / 0.95;
@@ -421,17 +450,20 @@ mod tests {
     #[test]
     fn the_store_of_records_runs_on_simulated_nics() {
         let rate = |nic, puts, locks, record_align| {
-            let profile = builtin(nic).expect("built in");
+            let profile = builtin_profile(nic).expect("built in");
             let paper = KvParameters::drtm_setup(puts);
             let setup = KvParameters {
                 clients: 64,
-                time: paper.time / 5,
-                locks,
-                record_align,
+                measured_time: paper.measured_time / 5,
+                lock_placement: locks,
+                record_align_bytes: record_align,
                 ..paper
             };
             let outcome = run(profile, &setup).expect("runs");
-            assert!(outcome.verified && outcome.rate_mops > 0.5, "{outcome:?}");
+            assert!(
+                outcome.are_values_right && outcome.rate_mops > 0.5,
+                "{outcome:?}"
+            );
             outcome.rate_mops
         };
         let spread = |nic, puts| rate(nic, puts, LockPlacement::Spread, 64);

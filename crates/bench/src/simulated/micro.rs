@@ -18,7 +18,7 @@ use simnic::{HostOrDpu, NicCounters};
 use super::SimulatedCluster;
 use crate::link::{CancellableBarrier, WorkerLink, root_cause};
 use crate::micro::{self, MeasuredRole, MeasurementTask, SharedAtomicCounters, TaskResult};
-use crate::nic::OpenNic;
+use crate::open_nic::OpenNic;
 
 /// Runs a task once, in virtual time.
 ///
@@ -49,7 +49,7 @@ pub fn run_toward_place(
     task: &MeasurementTask,
     other_side: CorePlace,
 ) -> Result<TaskResult> {
-    Ok(run_on(profile, task, PayloadDestination::Regular, other_side)?.0)
+    Ok(run_on_simulated_cluster(profile, task, PayloadDestination::Regular, other_side)?.0)
 }
 
 /// Runs a task once, with RECVs that deliver payload in the given way.
@@ -61,37 +61,37 @@ pub fn run_with_payload_destination(
     task: &MeasurementTask,
     receive: PayloadDestination,
 ) -> Result<(TaskResult, NicCounters)> {
-    run_on(profile, task, receive, CorePlace::Host)
+    run_on_simulated_cluster(profile, task, receive, CorePlace::Host)
 }
 
 /// One machine of a measurement: its cores, its NIC and the counters of atomics in its memory.
 struct Machine {
     cores: HostOrDpu,
     nic: OpenNic,
-    target: SharedAtomicCounters,
+    atomic_counters: SharedAtomicCounters,
 }
 
 /// The results of the threads of a measurement.
 #[derive(Default)]
-struct Outcomes {
+struct ThreadResults {
     /// Number of threads of the measured machine that have ended.
-    ended: Cell<usize>,
-    measured: RefCell<Vec<Result<TaskResult>>>,
+    ended_measured_threads: Cell<usize>,
+    measured_results: RefCell<Vec<Result<TaskResult>>>,
     /// Failures of the other side.
-    failures: RefCell<Vec<Error>>,
+    other_side_failures: RefCell<Vec<Error>>,
 }
 
-fn run_on(
+fn run_on_simulated_cluster(
     profile: &Profile,
     task: &MeasurementTask,
     receive: PayloadDestination,
     other_side: CorePlace,
 ) -> Result<(TaskResult, NicCounters)> {
     let (threads, processes) = match task {
-        MeasurementTask::Stream(stream) => (stream.threads, stream.processes),
+        MeasurementTask::Stream(stream) => (stream.threads, stream.other_side_processes),
         MeasurementTask::PingPong(_) => (1, 1),
     };
-    refuse_pages(task)?;
+    refuse_page_size(task)?;
     check_atomic_times(profile, task)?;
     let cluster = SimulatedCluster::new(profile, 1 + processes, 1)?;
     if receive == PayloadDestination::Inline {
@@ -104,28 +104,34 @@ fn run_on(
             other_side
         };
         let (context, cores) = cluster.context_and_machine(index, place)?;
-        let nic = OpenNic::open_on(context)?;
+        let nic = OpenNic::open_on_first_port(context)?;
         let target = SharedAtomicCounters::new(&nic, task)?;
-        Ok(Rc::new(Machine { cores, nic, target }))
+        Ok(Rc::new(Machine {
+            cores,
+            nic,
+            atomic_counters: target,
+        }))
     };
     let machines = (0..=processes).map(machine).collect::<Result<Vec<_>>>()?;
     let gate = Arc::new(CancellableBarrier::new(threads));
-    let outcomes = Rc::new(Outcomes::default());
+    let outcomes = Rc::new(ThreadResults::default());
     for lane in 0..threads {
         let pair = [&machines[0], &machines[1 + lane % processes]];
         spawn_lane(&cluster, (lane, task), pair, &gate, &outcomes);
     }
     let counted = match task {
         MeasurementTask::Stream(stream) if is_rate_from_nic_counters(stream) => {
-            nic_counted_mops(&cluster, stream, || outcomes.ended.get() == threads)
+            nic_counted_mops(&cluster, stream, || {
+                outcomes.ended_measured_threads.get() == threads
+            })
         }
         _ => None,
     };
     let finished = cluster.run_until_threads_end();
-    let result = outcomes.combine(counted)?;
+    let result = outcomes.combine_thread_results(counted)?;
     finished?;
     for machine in &machines {
-        micro::fail_if_wrong(machine.target.describe_wrong_sum()?)?;
+        micro::fail_if_wrong(machine.atomic_counters.describe_wrong_sum()?)?;
     }
     let counters = cluster
         .simulation
@@ -139,39 +145,41 @@ fn spawn_lane(
     (lane, task): (usize, &MeasurementTask),
     [measured, other]: [&Rc<Machine>; 2],
     gate: &Arc<CancellableBarrier>,
-    outcomes: &Rc<Outcomes>,
+    outcomes: &Rc<ThreadResults>,
 ) {
     let (mut left, mut right) = WorkerLink::simulated_pair();
     left.set_thread_barrier(gate);
     let task = *task;
     let (own, told, gate) = (Rc::clone(measured), Rc::clone(outcomes), Arc::clone(gate));
     cluster.spawn(0, format!("measured thread {lane}"), move || {
-        let measured = micro::run_measured_side(&mut left, &own.nic, &task, &own.target);
+        let measured = micro::run_measured_side(&mut left, &own.nic, &task, &own.atomic_counters);
         if let Err(error) = &measured {
             left.send_failure(error);
             gate.cancel();
         }
-        told.measured.borrow_mut().push(measured);
-        told.ended.set(told.ended.get() + 1);
+        told.measured_results.borrow_mut().push(measured);
+        told.ended_measured_threads
+            .set(told.ended_measured_threads.get() + 1);
     });
     let (own, told) = (Rc::clone(other), Rc::clone(outcomes));
     let name = format!("thread {lane} of the other side");
     cluster.simulation.spawn(other.cores, name, move || {
-        if let Err(error) = micro::run_other_side(&mut right, &own.nic, &task, &own.target) {
+        if let Err(error) = micro::run_other_side(&mut right, &own.nic, &task, &own.atomic_counters)
+        {
             right.send_failure(&error);
-            told.failures.borrow_mut().push(error);
+            told.other_side_failures.borrow_mut().push(error);
         }
     });
 }
 
-impl Outcomes {
+impl ThreadResults {
     /// Returns the result of all threads, with the rate that the NIC counted if it did.
     ///
     /// # Errors
     /// The cause of the first failure of either side.
-    fn combine(&self, counted_mops: Option<f64>) -> Result<TaskResult> {
-        let mut errors = self.failures.take();
-        let outcome = match micro::combine(self.measured.take()) {
+    fn combine_thread_results(&self, counted_mops: Option<f64>) -> Result<TaskResult> {
+        let mut errors = self.other_side_failures.take();
+        let outcome = match micro::combine_lane_results(self.measured_results.take()) {
             Ok(TaskResult::Rate(rate)) => Some(TaskResult::Rate(match counted_mops {
                 Some(mops) => rate.with_rate(mops),
                 None => rate,
@@ -190,9 +198,9 @@ impl Outcomes {
 }
 
 /// Refuses a size of pages.
-fn refuse_pages(task: &MeasurementTask) -> Result<()> {
+fn refuse_page_size(task: &MeasurementTask) -> Result<()> {
     if let MeasurementTask::Stream(stream) = task
-        && let Some(pages) = stream.pages
+        && let Some(pages) = stream.page_size
     {
         bail!(
             "a simulated NIC translates no addresses, so that {} pages make no difference; leave out --pages",
@@ -219,7 +227,8 @@ fn check_atomic_times(profile: &Profile, task: &MeasurementTask) -> Result<()> {
 /// next. READs and atomics are done when their responses are back, which the requesters see
 /// themselves.
 fn is_rate_from_nic_counters(stream: &micro::VerbStream) -> bool {
-    !stream.burst && !matches!(stream.verb, micro::Verb::RcRead | micro::Verb::Atomics)
+    !stream.waits_between_windows
+        && !matches!(stream.verb, micro::Verb::RcRead | micro::Verb::Atomics)
 }
 
 /// Returns the rate of the measured NIC's sent or received messages in 10^6 per second, without the
@@ -234,7 +243,7 @@ fn nic_counted_mops(
             .simulation
             .nic_counters(cluster.simulation.host_of_machine(0))
     };
-    let count = || match stream.direction {
+    let count = || match stream.measured_role {
         // A message that the network loses counts once.
         MeasuredRole::Outbound => {
             let counters = counters();
@@ -255,13 +264,13 @@ fn nic_counted_mops(
 
 #[cfg(test)]
 mod tests {
-    use nicmodel::profile::builtin;
+    use nicmodel::profile::builtin_profile;
 
     use super::*;
     use crate::micro::{MicroParameters, PingPong, Verb, VerbStream};
 
     fn cib() -> &'static Profile {
-        builtin("cib").expect("built in")
+        builtin_profile("cib").expect("built in")
     }
 
     fn stream(verb: Verb, parameters: &MicroParameters) -> micro::StreamRate {
@@ -277,7 +286,7 @@ mod tests {
         for verb in Verb::ALL {
             let rate = stream(verb, &MicroParameters::default());
             assert!(rate.rate_mops > 1.0, "{verb:?}: {rate:?}");
-            assert_eq!(rate.lost_ops, 0, "{verb:?}");
+            assert_eq!(rate.lost_datagrams, 0, "{verb:?}");
             assert_eq!(rate, stream(verb, &MicroParameters::default()), "{verb:?}");
         }
     }
@@ -384,7 +393,7 @@ mod tests {
             };
             let rate = stream(Verb::UcWrite, &parameters).rate_mops;
             let task = VerbStream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
-            let bounds = task.bounds(cib()).expect("a Connect-IB does that");
+            let bounds = task.rate_bounds(cib()).expect("a Connect-IB does that");
             let bound = bounds.predicted_mops.expect("a bound");
             assert!(
                 rate < 1.002 * bound && rate > 0.98 * bound,
@@ -411,7 +420,7 @@ mod tests {
             };
             let rate = stream(verb, &parameters).rate_mops;
             let task = VerbStream::new(verb, &parameters, 1).expect("parameters that fit");
-            let bounds = task.bounds(cib()).expect("a Connect-IB does that");
+            let bounds = task.rate_bounds(cib()).expect("a Connect-IB does that");
             let bound = bounds.predicted_mops.expect("a bound");
             assert!(
                 rate < 1.02 * bound && rate > 0.97 * bound,
@@ -428,7 +437,7 @@ mod tests {
         let atomics = MeasurementTask::Stream(
             VerbStream::new(Verb::Atomics, &MicroParameters::default(), 1).expect("fits"),
         );
-        let error = run(builtin("cx").expect("built in"), &atomics).expect_err("refused");
+        let error = run(builtin_profile("cx").expect("built in"), &atomics).expect_err("refused");
         assert!(error.to_string().contains("has no atomics"), "{error}");
         let mut lacking = cib().clone();
         lacking.processing.send_ns = None;

@@ -1,6 +1,6 @@
 //! Experiments on a simulated cluster (`simnic`), in virtual time: the same code as on a real NIC.
 
-pub mod adaptive;
+pub mod adaptive_split;
 pub mod btree;
 mod clients;
 pub mod collective;
@@ -10,9 +10,9 @@ pub mod kv;
 pub mod micro;
 mod network_faults;
 #[cfg(test)]
-mod places;
+mod place_tests;
+pub mod read_write_windows;
 pub mod sequencer;
-pub mod windows;
 
 use std::time::Duration;
 
@@ -29,27 +29,27 @@ use verbs::{Context, Provider};
 #[error(
     "profile {profile} has no {}, so a server's cores would cost nothing; give them in a profile of your own (verbatim \
      model --template prints one)",
-    .missing.join(", ")
+    .missing_keys.join(", ")
 )]
 pub struct UnknownCostsError {
     /// Name of the profile.
     pub profile: String,
     /// Missing keys of the profile.
-    pub missing: Vec<&'static str>,
+    pub missing_keys: Vec<&'static str>,
 }
 
 /// A simulated cluster with its devices open.
 struct SimulatedCluster {
     simulation: Cluster,
     /// Devices of the hosts, by machine.
-    contexts: Vec<Context>,
+    host_contexts: Vec<Context>,
     /// Devices of the DPUs, by machine; empty if the NIC has no DPU.
     dpu_contexts: Vec<Context>,
 }
 
 impl Drop for SimulatedCluster {
     fn drop(&mut self) {
-        network_faults::add_counts(&self.simulation.fault_counts());
+        network_faults::add_fault_counts_and_write_sums(&self.simulation.fault_counts());
     }
 }
 
@@ -63,7 +63,7 @@ impl SimulatedCluster {
         let dpus = contexts.split_off(machines);
         Ok(Self {
             simulation,
-            contexts,
+            host_contexts: contexts,
             dpu_contexts: dpus,
         })
     }
@@ -76,7 +76,7 @@ impl SimulatedCluster {
         }
         Err(UnknownCostsError {
             profile: profile.name.clone(),
-            missing: missing.to_vec(),
+            missing_keys: missing.to_vec(),
         })
     }
 
@@ -90,7 +90,7 @@ impl SimulatedCluster {
         place: CorePlace,
     ) -> Result<(&Context, HostOrDpu)> {
         let contexts = match place {
-            CorePlace::Host => &self.contexts,
+            CorePlace::Host => &self.host_contexts,
             CorePlace::Dpu => &self.dpu_contexts,
         };
         let place = self.simulation.host_or_dpu_of_machine(machine, place);
@@ -109,7 +109,7 @@ impl SimulatedCluster {
     /// Runs the simulation until `ready` returns true.
     fn run_until(&self, ready: impl Fn() -> bool) -> Result<()> {
         let step = Duration::from_micros(10);
-        for _ in 0..MAX_STEPS {
+        for _ in 0..MAX_RUN_UNTIL_STEPS {
             if ready() {
                 return Ok(());
             }
@@ -117,7 +117,7 @@ impl SimulatedCluster {
         }
         bail!(
             "nothing was ready within {:?} of virtual time",
-            step * MAX_STEPS
+            step * MAX_RUN_UNTIL_STEPS
         )
     }
 
@@ -127,7 +127,7 @@ impl SimulatedCluster {
     }
 
     /// Runs the simulation for `warm_up` and then for `time`, and reads values at the begin and at the end of `time`.
-    fn read_around<T>(
+    fn run_and_read_before_after<T>(
         &self,
         warm_up: Duration,
         time: Duration,
@@ -145,7 +145,9 @@ impl SimulatedCluster {
 
     /// Runs the simulation until all threads have ended.
     fn run_until_threads_end(&self) -> Result<()> {
-        self.simulation.run().context("the simulation stalled")
+        self.simulation
+            .run_until_threads_end()
+            .context("the simulation stalled")
     }
 }
 
@@ -173,4 +175,4 @@ fn rate_mops(count: u64, time: Duration) -> f64 {
 }
 
 /// Maximum steps of 10 µs in [`SimulatedCluster::run_until`].
-const MAX_STEPS: u32 = 100_000;
+const MAX_RUN_UNTIL_STEPS: u32 = 100_000;

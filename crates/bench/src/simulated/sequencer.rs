@@ -22,35 +22,45 @@ pub struct SequencerParameters {
     pub design: Design,
     /// Place of the server and its memory; `None` means the host.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub place: Option<CorePlace>,
+    #[serde(rename = "place")]
+    pub server_place: Option<CorePlace>,
     /// Cores of the server, with one worker each.
-    pub cores: usize,
+    #[serde(rename = "cores")]
+    pub server_cores: usize,
     /// Number of clients.
     pub clients: usize,
     /// Number of workers that each client sends to. The client has a session at each of them and
     /// divides its window among the sessions.
-    pub sessions: usize,
+    #[serde(rename = "sessions")]
+    pub workers_per_client: usize,
     /// Number of client machines; `None` means as few as have a core for each client.
-    pub machines: Option<usize>,
+    #[serde(rename = "machines")]
+    pub client_machines: Option<usize>,
     /// Maximum outstanding requests of a client.
     pub window: usize,
     /// Maximum requests that a client posts with one doorbell.
-    pub postlist: usize,
+    #[serde(rename = "postlist")]
+    pub max_requests_per_doorbell: usize,
     /// Maximum requests that a worker answers with one doorbell.
-    pub batch: usize,
+    #[serde(rename = "batch")]
+    pub max_requests_per_batch: usize,
     /// Maximum answers per doorbell, if fewer than the requests of a batch. A batch takes its
     /// numbers at once.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub answers: Option<usize>,
+    #[serde(rename = "answers")]
+    pub max_answers_per_doorbell: Option<usize>,
     /// Number of UD queue pairs of a worker; `None` means as in the paper.
-    pub queues: Option<usize>,
+    #[serde(rename = "queues")]
+    pub ud_qps_per_worker: Option<usize>,
     /// Loops of clients and workers.
     #[serde(skip_serializing_if = "LoopPolicies::is_default")]
-    pub loops: LoopPolicies,
+    #[serde(rename = "loops")]
+    pub loop_policies: LoopPolicies,
     /// Seed of random numbers, which determine when each client begins, and the keys of the NICs.
     pub seed: u64,
     /// Virtual time that is measured. A warm-up of a fifth of it, at least 150 µs, precedes it.
-    pub time: Duration,
+    #[serde(rename = "time")]
+    pub measured_time: Duration,
 }
 
 impl SequencerParameters {
@@ -62,22 +72,22 @@ impl SequencerParameters {
     pub fn paper_setup(design: Design, cores: usize) -> Self {
         Self {
             design,
-            place: None,
-            cores,
+            server_place: None,
+            server_cores: cores,
             clients: 70,
-            sessions: match design {
+            workers_per_client: match design {
                 Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => cores,
                 Design::Atomics | Design::SpecS0 => 1,
             },
-            machines: None,
+            client_machines: None,
             window: 32,
-            postlist: 16,
-            batch: 16,
-            answers: None,
-            queues: None,
-            loops: LoopPolicies::default(),
+            max_requests_per_doorbell: 16,
+            max_requests_per_batch: 16,
+            max_answers_per_doorbell: None,
+            ud_qps_per_worker: None,
+            loop_policies: LoopPolicies::default(),
             seed: 1,
-            time: Duration::from_millis(1),
+            measured_time: Duration::from_millis(1),
         }
     }
 
@@ -87,20 +97,20 @@ impl SequencerParameters {
     #[must_use]
     pub fn rdma_bench_setup(design: Design, cores: usize) -> Self {
         let paper = Self {
-            loops: LoopPolicies::atc16(design),
+            loop_policies: LoopPolicies::rdma_bench(design),
             ..Self::paper_setup(design, cores)
         };
         match design {
             Design::Atomics => paper,
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Self {
-                sessions: 1,
-                postlist: 1,
-                batch: 32,
+                workers_per_client: 1,
+                max_requests_per_doorbell: 1,
+                max_requests_per_batch: 32,
                 ..paper
             },
             Design::SpecS0 => Self {
                 window: 16,
-                batch: 32,
+                max_requests_per_batch: 32,
                 ..paper
             },
         }
@@ -115,44 +125,48 @@ pub struct LoopPolicies {
     pub window_policy: WindowPolicy,
     /// If true, a client sends to all workers in turn, over one queue pair and with one window. If
     /// false, it has a session with each worker, and a part of the window for each.
-    pub spread: bool,
+    #[serde(rename = "spread")]
+    pub sends_to_workers_in_turn: bool,
     /// Number of requests that a worker's pass takes from each client.
-    pub scan: RegionScan,
+    #[serde(rename = "scan")]
+    pub requests_taken_per_client: RegionScan,
     /// If true, the answers of a batch are sent on one queue pair per port, with a doorbell each.
-    pub doorbell_per_port: bool,
+    #[serde(rename = "doorbell_per_port")]
+    pub rings_doorbell_per_port: bool,
     /// If true, with datagrams a worker receives requests on one queue pair and rotates its answers
     /// over several.
     #[serde(rename = "rotate")]
     pub rotates_answer_qps: bool,
     /// Maximum outstanding SENDs of a worker's queue pair, if fewer than this project's default.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub send_depth: Option<u32>,
+    #[serde(rename = "send_depth")]
+    pub max_outstanding_sends: Option<u32>,
 }
 
 /// Send queue depth of the benchmark of the paper's authors. It signals one SEND in 64, and polls
 /// for its completion before it posts the next signaled SEND. So fewer than twice 64 SENDs are
 /// outstanding.
-pub(super) const ATC16_SEND_DEPTH: u32 = 128;
+pub(super) const RDMA_BENCH_SEND_DEPTH: u32 = 128;
 
 impl LoopPolicies {
     /// Returns the loops of the benchmark published by the paper's authors (`rdma_bench`), which
     /// produced the rates in the paper.
     #[must_use]
-    pub fn atc16(design: Design) -> Self {
+    pub fn rdma_bench(design: Design) -> Self {
         match design {
             Design::Atomics => Self::default(),
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Self {
                 window_policy: WindowPolicy::StopAndGo,
-                spread: true,
-                scan: RegionScan::OneEach,
-                doorbell_per_port: true,
+                sends_to_workers_in_turn: true,
+                requests_taken_per_client: RegionScan::OneEach,
+                rings_doorbell_per_port: true,
                 rotates_answer_qps: false,
-                send_depth: Some(ATC16_SEND_DEPTH),
+                max_outstanding_sends: Some(RDMA_BENCH_SEND_DEPTH),
             },
             Design::SpecS0 => Self {
                 window_policy: WindowPolicy::AsAnswered,
                 rotates_answer_qps: true,
-                send_depth: Some(ATC16_SEND_DEPTH),
+                max_outstanding_sends: Some(RDMA_BENCH_SEND_DEPTH),
                 ..Self::default()
             },
         }
@@ -169,13 +183,13 @@ impl LoopPolicies {
 const CLIENT_START_SPREAD_NS: u64 = 2000;
 
 /// About what a core of a server takes for a request.
-const SERVER_NS_PER_REQUEST: u64 = 100;
+const ASSUMED_SERVER_NS_PER_REQUEST: u64 = 100;
 
 /// Clients that are stop-and-go begin within the time in which the server answers a window of each. If they began
 /// together they would stay in step for milliseconds: the server would have nothing to do while all send their next window.
 pub(super) fn client_start_spread_ns(clients: usize, window: usize, cores: usize) -> u64 {
     let requests = (clients * window / cores.max(1)) as u64;
-    (requests * SERVER_NS_PER_REQUEST).max(CLIENT_START_SPREAD_NS)
+    (requests * ASSUMED_SERVER_NS_PER_REQUEST).max(CLIENT_START_SPREAD_NS)
 }
 
 /// Returns the number of UD queue pairs of a worker in the paper: one for each port of the NIC,
@@ -184,7 +198,7 @@ fn paper_ud_qps_per_worker(setup: &SequencerParameters, profile: &Profile) -> us
     let ports = profile.port.count.value as usize;
     match setup.design {
         // All requests of a worker, and their answers, use one port.
-        Design::SpecS0 if setup.loops.rotates_answer_qps => 3,
+        Design::SpecS0 if setup.loop_policies.rotates_answer_qps => 3,
         Design::RpcBatchMq | Design::SpecS0 => 3 * ports,
         _ => ports,
     }
@@ -194,7 +208,7 @@ fn paper_ud_qps_per_worker(setup: &SequencerParameters, profile: &Profile) -> us
 #[must_use]
 pub fn ud_qps_per_worker(profile: &Profile, setup: &SequencerParameters) -> usize {
     setup
-        .queues
+        .ud_qps_per_worker
         .unwrap_or(paper_ud_qps_per_worker(setup, profile))
 }
 
@@ -210,15 +224,20 @@ pub struct SequencerResult {
     /// Answers per doorbell of the server; 0 with atomics, which the server does not answer.
     pub answers_per_doorbell: f64,
     /// Number of requests that clients lost.
-    pub lost: u64,
+    #[serde(rename = "lost")]
+    pub lost_requests: u64,
     /// Numbers that clients received over the whole run.
-    pub requests: u64,
+    #[serde(rename = "requests")]
+    pub received_numbers: u64,
     /// Messages that were sent, received and dropped by all NICs.
-    pub messages: MessageCounts,
+    #[serde(rename = "messages")]
+    pub message_counts: MessageCounts,
     /// True if the checker accepts the numbers as those of a sequencer.
-    pub verified: bool,
+    #[serde(rename = "verified")]
+    pub are_numbers_right: bool,
     /// Verdict of the checker, in words.
-    pub verdict: String,
+    #[serde(rename = "verdict")]
+    pub verdict_text: String,
     /// Virtual time of the whole run, in ms.
     pub virtual_ms: f64,
 }
@@ -231,7 +250,8 @@ pub struct MessageCounts {
     /// Messages that arrived and were accepted.
     pub received: u64,
     /// Messages that arrived and were dropped.
-    pub dropped: u64,
+    #[serde(rename = "dropped")]
+    pub dropped_at_receiver: u64,
 }
 
 /// Runs the experiment.
@@ -239,11 +259,11 @@ pub struct MessageCounts {
 /// # Errors
 /// When the profile lacks what a simulation or the design needs, or the setup cannot work.
 pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerResult> {
-    let place = setup.place.unwrap_or_default();
-    check_cores(profile, place, setup.cores)?;
+    let place = setup.server_place.unwrap_or_default();
+    check_place_has_cores(profile, place, setup.server_cores)?;
     let client_cores = profile.host.cores.value as usize;
     let machines = setup
-        .machines
+        .client_machines
         .unwrap_or(setup.clients.div_ceil(client_cores))
         .max(1);
     let cluster = SimulatedCluster::new(profile, 1 + machines, setup.seed)?;
@@ -259,16 +279,18 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
             .simulation
             .spawn(machine, name, move || worker.run());
     }
-    let within = match setup.loops.window_policy {
-        WindowPolicy::StopAndGo => client_start_spread_ns(setup.clients, setup.window, setup.cores),
+    let within = match setup.loop_policies.window_policy {
+        WindowPolicy::StopAndGo => {
+            client_start_spread_ns(setup.clients, setup.window, setup.server_cores)
+        }
         _ => CLIENT_START_SPREAD_NS,
     };
-    let warm_up =
-        warm_up_duration(setup.time) + Duration::from_nanos(within - CLIENT_START_SPREAD_NS);
+    let warm_up = warm_up_duration(setup.measured_time)
+        + Duration::from_nanos(within - CLIENT_START_SPREAD_NS);
     let clients = start_clients(&cluster, setup, &server, within, warm_up);
     clients.begin_when_connected(&cluster)?;
     let read = || server.service().next_number();
-    let read = cluster.read_around(warm_up, setup.time, read);
+    let read = cluster.run_and_read_before_after(warm_up, setup.measured_time, read);
     cluster.run_until_threads_end()?;
     if let Some(failure) = server.failure() {
         bail!("the server failed: {failure}");
@@ -280,7 +302,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     }
     let verdict = checker.verdict(Some(server.service().next_number()));
     let rate = rate_mops(read.after - read.before, read.elapsed);
-    Ok(outcome(&cluster, &server, &reports, &verdict, rate))
+    Ok(result_of_run(&cluster, &server, &reports, &verdict, rate))
 }
 
 /// Starts the sessions of all clients. Each begins within `start_delay_ns_max` after all have connected.
@@ -291,21 +313,21 @@ fn start_clients(
     start_delay_ns_max: u64,
     warm_up: Duration,
 ) -> SimulatedClients<ClientReport> {
-    let machines = cluster.contexts.len() - 1;
-    let window = setup.window.div_ceil(setup.sessions);
+    let machines = cluster.host_contexts.len() - 1;
+    let window = setup.window.div_ceil(setup.workers_per_client);
     let config = ClientConfig {
         window,
-        batch: setup.postlist.min(window),
-        policy: setup.loops.window_policy,
-        spread: setup.loops.spread,
+        batch: setup.max_requests_per_doorbell.min(window),
+        policy: setup.loop_policies.window_policy,
+        spread: setup.loop_policies.sends_to_workers_in_turn,
         latency_digits: 2,
         ..ClientConfig::default()
     };
-    let until = RunEnd::DurationMs(client_duration_ms(warm_up + setup.time));
+    let until = RunEnd::DurationMs(client_duration_ms(warm_up + setup.measured_time));
     let clients = SimulatedClients::default();
-    for i in 0..setup.clients * setup.sessions {
-        let machine = 1 + i / setup.sessions % machines;
-        let (context, config) = (cluster.contexts[machine].clone(), config.clone());
+    for i in 0..setup.clients * setup.workers_per_client {
+        let machine = 1 + i / setup.workers_per_client % machines;
+        let (context, config) = (cluster.host_contexts[machine].clone(), config.clone());
         let (connector, stopper) = (server.connector(), server.connector());
         // Clients of a network do not start synchronously.
         let delay_ns = Random::new(setup.seed ^ (i as u64) << 32).below(start_delay_ns_max);
@@ -321,7 +343,11 @@ fn start_clients(
 }
 
 /// Fails for a place that the NIC does not have, and for more cores than that place has.
-pub(super) fn check_cores(profile: &Profile, place: CorePlace, cores: usize) -> Result<()> {
+pub(super) fn check_place_has_cores(
+    profile: &Profile,
+    place: CorePlace,
+    cores: usize,
+) -> Result<()> {
     let Some(there) = profile.as_seen_from(place) else {
         bail!(
             "{} has no DPU: place the server on the host, or take a NIC whose profile has a section [dpu], such as bf2",
@@ -342,30 +368,33 @@ pub(super) fn check_cores(profile: &Profile, place: CorePlace, cores: usize) -> 
 fn server_config(profile: &Profile, setup: &SequencerParameters) -> ServerConfig {
     let queues = ud_qps_per_worker(profile, setup);
     // Clients are spread evenly over workers, and over the queue pairs of each worker.
-    let sessions = setup.clients * setup.sessions;
-    let window = setup.window.div_ceil(setup.sessions);
-    let receiving = if setup.loops.rotates_answer_qps {
+    let sessions = setup.clients * setup.workers_per_client;
+    let window = setup.window.div_ceil(setup.workers_per_client);
+    let receiving = if setup.loop_policies.rotates_answer_qps {
         1
     } else {
         queues
     };
-    let served = sessions.div_ceil(setup.cores).div_ceil(receiving);
+    let served = sessions.div_ceil(setup.server_cores).div_ceil(receiving);
     let outstanding = u32::try_from(served * window).unwrap_or(u32::MAX);
     let ours = ServerConfig::default();
     ServerConfig {
         design: setup.design,
-        workers: setup.cores,
-        batch: setup.batch,
-        answers: setup.answers,
+        workers: setup.server_cores,
+        batch: setup.max_requests_per_batch,
+        answers: setup.max_answers_per_doorbell,
         queues: Some(queues),
-        scan: setup.loops.scan,
-        split: if setup.loops.doorbell_per_port {
+        scan: setup.loop_policies.requests_taken_per_client,
+        split: if setup.loop_policies.rings_doorbell_per_port {
             profile.port.count.value as usize
         } else {
             1
         },
-        rotates_answer_qps: setup.loops.rotates_answer_qps,
-        send_depth: setup.loops.send_depth.unwrap_or(ours.send_depth),
+        rotates_answer_qps: setup.loop_policies.rotates_answer_qps,
+        send_depth: setup
+            .loop_policies
+            .max_outstanding_sends
+            .unwrap_or(ours.send_depth),
         max_clients: sessions,
         max_window: window,
         recv_depth: outstanding.clamp(64, 1 << 15),
@@ -381,7 +410,7 @@ fn client_duration_ms(time: Duration) -> u64 {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-fn outcome(
+fn result_of_run(
     cluster: &SimulatedCluster,
     server: &LocalServer,
     reports: &[ClientReport],
@@ -390,13 +419,13 @@ fn outcome(
 ) -> SequencerResult {
     let stats = server.stats();
     let mut messages = MessageCounts::default();
-    for machine in 0..cluster.contexts.len() {
+    for machine in 0..cluster.host_contexts.len() {
         let counters = cluster
             .simulation
             .nic_counters(cluster.simulation.host_of_machine(machine));
         messages.sent += counters.sent_messages;
         messages.received += counters.received_messages;
-        messages.dropped += counters.dropped_messages;
+        messages.dropped_at_receiver += counters.dropped_messages;
     }
     let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
     medians.sort_unstable();
@@ -409,11 +438,11 @@ fn outcome(
         } else {
             0.0
         },
-        lost: reports.iter().map(|r| r.failures.lost).sum(),
-        requests: reports.iter().map(|r| r.requests).sum(),
-        messages,
-        verified: verdict.ok,
-        verdict: verdict.to_string(),
+        lost_requests: reports.iter().map(|r| r.failures.lost).sum(),
+        received_numbers: reports.iter().map(|r| r.requests).sum(),
+        message_counts: messages,
+        are_numbers_right: verdict.ok,
+        verdict_text: verdict.to_string(),
         virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
     }
 }
@@ -421,20 +450,22 @@ fn outcome(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nicmodel::profile::builtin;
+    use nicmodel::profile::builtin_profile;
 
     /// Each design assigns every number once with the loops of the paper's authors, too.
     #[test]
     fn the_authors_loops_give_the_same_numbers() {
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         for design in Design::ALL {
             let setup = SequencerParameters {
                 clients: 12,
-                time: Duration::from_micros(50),
+                measured_time: Duration::from_micros(50),
                 ..SequencerParameters::rdma_bench_setup(design, 3)
             };
             let outcome = run(cib, &setup).expect("runs");
-            let right = outcome.verified && outcome.lost == 0 && outcome.requests > 100;
+            let right = outcome.are_numbers_right
+                && outcome.lost_requests == 0
+                && outcome.received_numbers > 100;
             assert!(right, "{design}: {outcome:?}");
             if design == Design::RpcBatchMq {
                 // A pass takes at most one request of each of 12 clients, and each port has half of

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rpc::{UdPortConfig, herd, one_sided};
+use rpc::{BufferedUdQpConfig, herd, one_sided};
 use service::sessions::change_number_span;
 use service::{ClientSession, ConnectError, Protocol, ServerLocation};
 use verbs::{Context, PortAndGidIndex, ProtectionDomain};
@@ -145,7 +145,7 @@ impl SessionOpener {
             .check(self.context.capabilities()?)
             .map_err(ConnectError::from)?;
         let port = self.answer_port_config(offer.max_answer.min(wire::max_answer_bytes::<T>()));
-        let payload = offer.layout.payload;
+        let payload = offer.layout.max_payload_bytes;
         let lanes = (0..offer.workers)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
@@ -191,17 +191,17 @@ impl SessionOpener {
     }
 
     /// Returns the UD configuration for receiving answers.
-    fn answer_port_config(&self, max_answer: usize) -> UdPortConfig {
+    fn answer_port_config(&self, max_answer: usize) -> BufferedUdQpConfig {
         // Long SCANs have several outstanding messages.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
-        UdPortConfig {
+        BufferedUdQpConfig {
             port_num: self.port.port_num,
             gid_index: Some(self.port.gid_index),
             send_depth: (2 * depth).max(256),
             recv_depth: depth,
             max_recv_payload_bytes: max_answer,
-            ..UdPortConfig::default()
+            ..BufferedUdQpConfig::default()
         }
     }
 

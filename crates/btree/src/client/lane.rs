@@ -58,7 +58,7 @@ impl Lane {
         (recvs, answer_bytes): (u32, usize),
         sizes: impl Sizes,
     ) -> Self {
-        let window = client.layout().window;
+        let window = client.layout().slots_per_client;
         Self {
             oldest_unanswered: client.next_request_number(),
             client,
@@ -176,7 +176,7 @@ impl Lane {
     fn flush(&mut self) -> Result<(), RpcError> {
         self.unsent_requests = 0;
         self.doorbells += 1;
-        self.client.flush()
+        self.client.post_prepared_requests()
     }
 
     /// Sends prepared requests and takes answers: calls `done` for each answered request. Returns the number of

@@ -7,8 +7,8 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc::herd::{self, DoorbellPolicy, RequestRegionLayout};
-use rpc::{RpcError, UdPortConfig};
+use rpc::herd::{self, BatchPolicy, RequestRegionLayout};
+use rpc::{BufferedUdQpConfig, RpcError};
 use service::lock_recovery::{ClientAccess, LockRecovery};
 use service::qp::connect_responder_qp;
 use service::worker::Mailbox;
@@ -164,14 +164,16 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         let tables = vec![Arc::clone(&store)];
         let lock_recovery = Arc::new(LockRecovery::new(tables, lease, runtime.may_start_threads));
         let layout = RequestRegionLayout {
-            window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
-            payload: u32::try_from(wire::max_request_bytes(config.sizes)).unwrap_or(u32::MAX),
+            slots_per_client: u32::try_from(config.max_window.next_power_of_two())
+                .unwrap_or(u32::MAX),
+            max_payload_bytes: u32::try_from(wire::max_request_bytes(config.sizes))
+                .unwrap_or(u32::MAX),
         };
         let ud = answer_port_config(port, mtu, config.sizes);
-        let doorbells = DoorbellPolicy {
+        let doorbells = BatchPolicy {
             max_batch: config.batch,
-            answer_queues: config.queues,
-            ..DoorbellPolicy::default()
+            answer_qps: config.queues,
+            ..BatchPolicy::default()
         };
         let handovers = Arc::new(Handovers::default());
         assign_ranges_of_others(&store, &config)?;
@@ -184,7 +186,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             let engine = engine.map_err(ServerError::service)?;
             workers.push(UnstartedWorker {
                 shared: Arc::new(WorkerShared {
-                    request_region: engine.region(),
+                    request_region: engine.request_region(),
                     mailbox: Mailbox::new()?,
                 }),
                 rpc_server: engine,
@@ -304,7 +306,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             stats.repeated += counts.repeated_changes;
             stats.bad_requests += counts.bad_requests;
             stats.busy += counts.busy_refusals;
-            stats.answers += counts.rpc.requests;
+            stats.answers += counts.rpc.answered_requests;
             stats.doorbells += counts.rpc.doorbells;
         }
         stats
@@ -449,7 +451,7 @@ impl<T: KeyOrValue> BtreeService<T> {
     ) -> Result<Vec<LaneAccepted>, ClientRefusal> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = RequestRegionLayout {
-            window,
+            slots_per_client: window,
             ..self.layout
         };
         let mut lanes = Vec::new();
@@ -521,13 +523,13 @@ fn assign_ranges_of_others<T: KeyOrValue>(
 
 /// Returns the UD configuration for answers: a value is sent inline if the device allows, a SCAN's entries from
 /// registered memory.
-fn answer_port_config(port: PortAndGidIndex, mtu: usize, sizes: impl Sizes) -> UdPortConfig {
+fn answer_port_config(port: PortAndGidIndex, mtu: usize, sizes: impl Sizes) -> BufferedUdQpConfig {
     let (_, value_bytes) = sizes.max_encoded_bytes();
-    UdPortConfig {
+    BufferedUdQpConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
         max_send_payload_bytes: u32::try_from(mtu).unwrap_or(4096),
         max_inline_payload_bytes: u32::try_from(8 + value_bytes).unwrap_or(16),
-        ..UdPortConfig::default()
+        ..BufferedUdQpConfig::default()
     }
 }

@@ -214,12 +214,12 @@ pub(super) const INTERLEAVED_WALK_STEPS: usize = 5;
 struct BatchWalks([WalkPosition; rpc::MAX_BATCH]);
 
 impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
-    type Batch = BatchWalks;
+    type BatchState = BatchWalks;
 
     const PREFETCH_ROUNDS: usize = INTERLEAVED_WALK_STEPS;
 
     #[inline]
-    fn prepare_batch(&mut self, requests: usize) -> Self::Batch {
+    fn prepare_batch(&mut self, requests: usize) -> Self::BatchState {
         if self.server_shares_keys_with_others {
             self.meter.begin_batch();
         }
@@ -238,7 +238,12 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
     }
 
     #[inline]
-    fn prefetch_round(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
+    fn prefetch_request_in_round(
+        &mut self,
+        walks: &mut Self::BatchState,
+        round: usize,
+        request: Request<'_>,
+    ) {
         let index = request.index_in_batch;
         if round == 0 {
             let decoded = wire::key_and_tree_of::<T>(request.payload);
@@ -258,7 +263,12 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
     }
 
     #[inline]
-    fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: RequestReplier<'_>) {
+    fn handle(
+        &mut self,
+        walks: &mut Self::BatchState,
+        request: Request<'_>,
+        reply: RequestReplier<'_>,
+    ) {
         let decoded = Op::decode(request.payload);
         let sizes = self.store.sizes();
         let Some((op, tree, number)) = decoded.filter(|(op, tree, _)| {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rpc::{UdPortConfig, herd, one_sided};
+use rpc::{BufferedUdQpConfig, herd, one_sided};
 use service::random::from_system;
 use service::sessions::change_number_span;
 use service::{ClientSession, ConnectError, Protocol, ServerLocation};
@@ -133,7 +133,7 @@ impl SessionOpener {
         checked.map_err(ConnectError::from)?;
         let window = self.config.window;
         let port = self.ud_port_config_for_answers(offer.max_answer);
-        let payload = offer.layout.payload;
+        let payload = offer.layout.max_payload_bytes;
         let lanes = (0..offer.partitions)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
@@ -172,19 +172,19 @@ impl SessionOpener {
     }
 
     /// Returns the UD configuration for receiving answers of at most `max_answer` bytes.
-    fn ud_port_config_for_answers(&self, max_answer: usize) -> UdPortConfig {
+    fn ud_port_config_for_answers(&self, max_answer: usize) -> BufferedUdQpConfig {
         // At least 40 bytes leave room for a chunk's header and some bytes of its value.
         let answer = (wire::ANSWER_HEADER_BYTES + self.config.value_bytes).max(40);
         // All chunks of a long value may arrive besides the other answers.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
-        UdPortConfig {
+        BufferedUdQpConfig {
             port_num: self.port.port_num,
             gid_index: Some(self.port.gid_index),
             send_depth: (2 * depth).max(256),
             recv_depth: depth,
             max_recv_payload_bytes: answer.min(max_answer),
-            ..UdPortConfig::default()
+            ..BufferedUdQpConfig::default()
         }
     }
 

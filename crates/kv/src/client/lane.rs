@@ -81,7 +81,7 @@ impl Lane {
         (batch, span): (usize, u32),
         (recv_depth, chunk_bytes): (usize, usize),
     ) -> Self {
-        let window = client.layout().window;
+        let window = client.layout().slots_per_client;
         Self {
             oldest_unanswered_request_number: client.next_request_number(),
             client,
@@ -169,7 +169,9 @@ impl Lane {
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
     pub(super) fn enqueue(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
-        if bytes.len() > self.client.layout().payload as usize || !self.next_slot_is_free() {
+        if bytes.len() > self.client.layout().max_payload_bytes as usize
+            || !self.next_slot_is_free()
+        {
             self.unsent_long_requests_with_sent_bytes
                 .get_or_insert_default()
                 .push_back((slot, 0));
@@ -194,13 +196,13 @@ impl Lane {
     fn flush(&mut self) -> Result<(), RpcError> {
         self.unsent_requests = 0;
         self.doorbells += 1;
-        self.client.flush()
+        self.client.post_prepared_requests()
     }
 
     /// Sends parts of long requests, as many as there are free slots.
     #[cold]
     fn send_parts_of_long_requests(&mut self, pending: &[WindowSlot]) -> Result<(), RpcError> {
-        let most = self.client.layout().payload as usize;
+        let most = self.client.layout().max_payload_bytes as usize;
         while self.next_slot_is_free()
             && let Some(requests) = &mut self.unsent_long_requests_with_sent_bytes
             && let Some(front) = requests.front_mut()

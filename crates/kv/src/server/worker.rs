@@ -220,12 +220,12 @@ struct RequestHandler<'s, I> {
 }
 
 impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
-    type Batch = MutexGuard<'s, Partition>;
+    type BatchState = MutexGuard<'s, Partition>;
 
     const PREFETCH_ROUNDS: usize = 2;
 
     #[inline]
-    fn prepare_batch(&mut self, requests: usize) -> Self::Batch {
+    fn prepare_batch(&mut self, requests: usize) -> Self::BatchState {
         if !self.mean_simulated_core_time_per_request.is_zero() {
             self.charge_core_time_of_requests(requests);
         }
@@ -233,7 +233,12 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
     }
 
     #[inline]
-    fn prefetch_round(&mut self, partition: &mut Self::Batch, round: usize, request: Request<'_>) {
+    fn prefetch_request_in_round(
+        &mut self,
+        partition: &mut Self::BatchState,
+        round: usize,
+        request: Request<'_>,
+    ) {
         if round == 0 {
             let hash = wire::key_of(request.payload).map_or(0, |key| self.store.hash(key));
             self.hashes[request.index_in_batch] = hash;
@@ -246,7 +251,7 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
     #[inline]
     fn handle(
         &mut self,
-        partition: &mut Self::Batch,
+        partition: &mut Self::BatchState,
         request: Request<'_>,
         reply: RequestReplier<'_>,
     ) {
@@ -303,7 +308,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         reply: RequestReplier<'_>,
     ) {
         let key = op.key();
-        // `prefetch_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of
+        // `prefetch_request_in_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of
         // one.
         let hash = hash_of(key, self.store.hash_seed());
         if partition_of(hash, self.store.partition_count()) != self.partition_index {

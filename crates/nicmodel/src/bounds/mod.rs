@@ -8,8 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::atomic_locks;
 use crate::footprint::Footprint;
-use crate::locks;
 use crate::operation::{Operation, OperationError, PostMethod};
 use crate::pcie::{self, TransactionKind, TransactionPurpose};
 use crate::profile::Profile;
@@ -38,11 +38,14 @@ pub struct MixOperation {
     /// The machine's role: it posts the operation or receives it.
     pub role: Role,
     /// Operations of this kind in one request of the mix.
-    pub per_request: f64,
+    #[serde(rename = "per_request")]
+    pub operations_per_request: f64,
     /// The way in which the requester hands the WQEs to its NIC.
-    pub method: PostMethod,
+    #[serde(rename = "method")]
+    pub post_method: PostMethod,
     /// Operations in a postlist, on average.
-    pub postlist: f64,
+    #[serde(rename = "postlist")]
+    pub mean_postlist_len: f64,
     /// Number of queue pairs over which the operations are spread evenly, on the machine's side. Other operations of
     /// the mix that have a number share the same queue pairs. `None`: enough queue pairs.
     ///
@@ -59,9 +62,9 @@ impl MixOperation {
         Self {
             operation,
             role,
-            per_request: 1.0,
-            method: PostMethod::WqeByMmio,
-            postlist: 1.0,
+            operations_per_request: 1.0,
+            post_method: PostMethod::WqeByMmio,
+            mean_postlist_len: 1.0,
             queue_pairs: None,
             lock_slots: None,
         }
@@ -71,8 +74,8 @@ impl MixOperation {
     #[must_use]
     pub fn in_postlists(self, len: f64) -> Self {
         Self {
-            method: PostMethod::of_postlist(len),
-            postlist: len,
+            post_method: PostMethod::of_postlist(len),
+            mean_postlist_len: len,
             ..self
         }
     }
@@ -99,7 +102,7 @@ impl MixOperation {
     #[must_use]
     pub fn with_operations_per_request(self, per_request: f64) -> Self {
         Self {
-            per_request,
+            operations_per_request: per_request,
             ..self
         }
     }
@@ -110,28 +113,32 @@ impl MixOperation {
 #[serde(deny_unknown_fields)]
 pub struct Mix {
     /// The operations, posted and arriving.
-    pub loads: Vec<MixOperation>,
+    #[serde(rename = "loads")]
+    pub operations: Vec<MixOperation>,
     /// Cores that do the machine's work. `None`: enough cores.
     pub cores: Option<u32>,
     /// Work of a core for a request apart from verbs, in ns.
-    pub app_ns: f64,
+    #[serde(rename = "app_ns")]
+    pub app_ns_per_request: f64,
     /// The part of `app_ns` that only one core can do at a time, such as adding to a shared
     /// counter, in ns.
-    pub shared_ns: f64,
+    #[serde(rename = "shared_ns")]
+    pub serialized_app_ns_per_request: f64,
     /// Most operations that the machine has outstanding at a time. `None`: enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outstanding: Option<f64>,
+    #[serde(rename = "outstanding")]
+    pub max_outstanding: Option<f64>,
 }
 
 impl Mix {
     /// A mix of these operations without other work, with enough cores and enough operations outstanding.
     pub fn new(loads: Vec<MixOperation>) -> Self {
         Self {
-            loads,
+            operations: loads,
             cores: None,
-            app_ns: 0.0,
-            shared_ns: 0.0,
-            outstanding: None,
+            app_ns_per_request: 0.0,
+            serialized_app_ns_per_request: 0.0,
+            max_outstanding: None,
         }
     }
 
@@ -139,7 +146,7 @@ impl Mix {
     #[must_use]
     pub fn with_outstanding(self, outstanding: f64) -> Self {
         Self {
-            outstanding: Some(outstanding),
+            max_outstanding: Some(outstanding),
             ..self
         }
     }
@@ -227,7 +234,8 @@ pub struct Bound {
     /// The resource.
     pub resource: Resource,
     /// Time for which one request uses the whole resource, in ns.
-    pub busy_ns: f64,
+    #[serde(rename = "busy_ns")]
+    pub busy_ns_per_request: f64,
     /// The rate that the resource allows, in 10^6 requests a second.
     pub rate_mops: f64,
 }
@@ -241,7 +249,8 @@ pub struct Bounds {
     /// if the mix uses no known resource.
     pub predicted_mops: Option<f64>,
     /// Resources that the mix uses and the profile does not describe: the real rate may be lower because of them.
-    pub unknown: Vec<Resource>,
+    #[serde(rename = "unknown")]
+    pub unknown_resources: Vec<Resource>,
 }
 
 impl Bounds {
@@ -253,8 +262,8 @@ impl Bounds {
         check_ranges(mix)?;
         let profile = &*profile.with_active_cores(mix.cores.unwrap_or(1));
         let mut demand = ResourceDemand::default();
-        for load in &mix.loads {
-            demand.add(profile, load)?;
+        for load in &mix.operations {
+            demand.add_operation(profile, load)?;
         }
         Ok(demand.bounds(profile, mix))
     }
@@ -284,16 +293,21 @@ fn check_ranges(mix: &Mix) -> Result<(), OperationError> {
             })
         }
     };
-    in_range("app_ns", mix.app_ns, 0.0, 1e12)?;
-    in_range("shared_ns", mix.shared_ns, 0.0, mix.app_ns)?;
+    in_range("app_ns", mix.app_ns_per_request, 0.0, 1e12)?;
+    in_range(
+        "shared_ns",
+        mix.serialized_app_ns_per_request,
+        0.0,
+        mix.app_ns_per_request,
+    )?;
     if let Some(cores) = mix.cores {
         in_range("cores", f64::from(cores), 1.0, 4096.0)?;
     }
-    if let Some(outstanding) = mix.outstanding {
+    if let Some(outstanding) = mix.max_outstanding {
         in_range("outstanding", outstanding, 1.0, 1e12)?;
     }
-    for load in &mix.loads {
-        in_range("per_request", load.per_request, 0.0, 1e6)?;
+    for load in &mix.operations {
+        in_range("per_request", load.operations_per_request, 0.0, 1e6)?;
         for (name, count) in [
             ("queue_pairs", load.queue_pairs),
             ("lock_slots", load.lock_slots),
@@ -345,19 +359,28 @@ impl Default for ResourceDemand {
 }
 
 impl ResourceDemand {
-    fn add(&mut self, profile: &Profile, load: &MixOperation) -> Result<(), OperationError> {
-        let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
-        let times = load.per_request;
+    fn add_operation(
+        &mut self,
+        profile: &Profile,
+        load: &MixOperation,
+    ) -> Result<(), OperationError> {
+        let one = Footprint::of_one(
+            profile,
+            &load.operation,
+            load.post_method,
+            load.mean_postlist_len,
+        )?;
+        let times = load.operations_per_request;
         let (side, out, arriving) = match load.role {
             Role::Requester => (
                 &one.requester,
-                one.network.to_responder,
-                one.network.to_requester,
+                one.network_packets.to_responder,
+                one.network_packets.to_requester,
             ),
             Role::Responder => (
                 &one.responder,
-                one.network.to_requester,
-                one.network.to_responder,
+                one.network_packets.to_requester,
+                one.network_packets.to_responder,
             ),
         };
         let link_layer = profile.pcie.link_layer_bytes_per_tlp.value;
@@ -384,7 +407,7 @@ impl ResourceDemand {
         );
         match load.role {
             Role::Requester => {
-                let round_trip = round_trip_ns(profile, &load.operation, load.method);
+                let round_trip = round_trip_ns(profile, &load.operation, load.post_method);
                 add_multiplied_cost(&mut self.round_trips_ns, times, round_trip);
                 let outbound = nic_ns_per_sent_operation(profile, load, &one);
                 add_multiplied_cost(&mut self.outbound_ns, times, outbound);
@@ -411,7 +434,7 @@ impl ResourceDemand {
     }
 
     fn bounds(&self, profile: &Profile, mix: &Mix) -> Bounds {
-        let link = pcie::bandwidth_mbps(profile) * 1e-3;
+        let link = pcie::bandwidth_mbytes_per_s(profile) * 1e-3;
         let (mmio, dma_read) = if self.mmio_bytes > self.dma_read_bytes {
             (self.to_device_bytes, self.dma_read_bytes)
         } else {
@@ -421,17 +444,20 @@ impl ResourceDemand {
         let cpu = match mix.cores {
             Some(cores) => self
                 .verbs_ns
-                .map(|verbs| (verbs + mix.app_ns) / f64::from(cores)),
+                .map(|verbs| (verbs + mix.app_ns_per_request) / f64::from(cores)),
             None => Some(0.0),
         };
-        let round_trips = match mix.outstanding {
+        let round_trips = match mix.max_outstanding {
             Some(outstanding) => self.round_trips_ns.map(|all| all / outstanding),
             None => Some(0.0),
         };
         let busy = [
             (Resource::Cpu, cpu),
             (Resource::RoundTrips, round_trips),
-            (Resource::SharedLine, Some(mix.shared_ns)),
+            (
+                Resource::SharedLine,
+                Some(mix.serialized_app_ns_per_request),
+            ),
             (Resource::Mmio, Some(mmio / link)),
             (Resource::DmaRead, Some(dma_read / link)),
             (Resource::DmaWrite, Some(self.to_host_bytes / link)),
@@ -447,7 +473,7 @@ impl ResourceDemand {
             let busy_ns = busy.filter(|busy| *busy > 0.0)?;
             Some(Bound {
                 resource,
-                busy_ns,
+                busy_ns_per_request: busy_ns,
                 rate_mops: 1e3 / busy_ns,
             })
         });
@@ -458,7 +484,7 @@ impl ResourceDemand {
         let together = self.contending_cores_mops(mix, link);
         Bounds {
             predicted_mops: alone.map(|alone| together.map_or(alone, |rate| alone.min(rate))),
-            unknown: unknown.map(|&(resource, _)| resource).collect(),
+            unknown_resources: unknown.map(|&(resource, _)| resource).collect(),
             bounds,
         }
     }
@@ -466,13 +492,13 @@ impl ResourceDemand {
     /// The rate of all cores together if they wait for each other at the NIC and at shared lines, in 10^6 requests a
     /// second.
     fn contending_cores_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
-        let own = self.verbs_ns? + mix.app_ns;
+        let own = self.verbs_ns? + mix.app_ns_per_request;
         let nic = QueueingStation {
             service_ns: self.mmio_bytes / link,
             background_ns: (self.to_device_bytes - self.mmio_bytes) / link,
         };
         let shared = QueueingStation {
-            service_ns: mix.shared_ns,
+            service_ns: mix.serialized_app_ns_per_request,
             background_ns: 0.0,
         };
         let alone = (own - nic.service_ns - shared.service_ns).max(0.0);
@@ -500,8 +526,8 @@ fn core_ns_per_operation(profile: &Profile, load: &MixOperation, one: &Footprint
     match load.role {
         Role::Requester => {
             let mmio = known_value(&host.mmio_write_ns)? * one.requester.mmio_writes();
-            let poll = if load.operation.signaled > 0.0 {
-                load.operation.signaled * known_value(&host.poll_cqe_ns)?
+            let poll = if load.operation.signaled_fraction > 0.0 {
+                load.operation.signaled_fraction * known_value(&host.poll_cqe_ns)?
             } else {
                 0.0
             };
@@ -521,7 +547,7 @@ fn nic_ns_per_sent_operation(
     one: &Footprint,
 ) -> Option<f64> {
     let processing = &profile.processing;
-    let base = send_ns_without_fetch_wait(profile, &load.operation, one.wqe_lines)?;
+    let base = send_ns_without_fetch_wait(profile, &load.operation, one.wqe_cache_lines)?;
     // A profile without `units` has no `wqe_fetch_wait_ns` either: [`Profile::parse`] checks that.
     let units = processing
         .units
@@ -533,7 +559,7 @@ fn nic_ns_per_sent_operation(
 
 /// Time for which an atomic that arrives occupies all locks together, in ns.
 fn amortized_lock_ns(profile: &Profile, load: &MixOperation) -> Option<f64> {
-    let reachable = locks::reachable_lock_count(profile);
+    let reachable = atomic_locks::reachable_lock_count(profile);
     let slots = match (load.lock_slots, reachable) {
         (Some(wanted), Some(reachable)) => wanted.min(reachable),
         (Some(wanted), None) => wanted,

@@ -21,7 +21,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMetho
     let cost = |number| known_value(number).unwrap_or(0.0);
     // An MMIO write already blocks the core while it is on its way.
     let core = cost(&host.post_wqe_ns) + cost(&host.poll_cqe_ns);
-    let link = pcie::bandwidth_mbps(profile) * 1e-3;
+    let link = pcie::bandwidth_mbytes_per_s(profile) * 1e-3;
     let payload = f64::from(operation.payload_bytes);
     let fetch_wqe = match method {
         PostMethod::WqeByMmio => 0.0,
@@ -37,7 +37,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMetho
     };
     let units = profile.processing.units.as_ref();
     let units = units.map_or(1.0, |units| f64::from(units.value));
-    let unit = units * send_ns_without_fetch_wait(profile, operation, one.wqe_lines)?;
+    let unit = units * send_ns_without_fetch_wait(profile, operation, one.wqe_cache_lines)?;
     let to_completion = core + pcie + fetch_wqe + fetch_payload + unit + pcie;
     if operation.transport != Transport::Rc {
         return Some(to_completion);
@@ -48,7 +48,9 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMetho
         let bytes = packets.link_bytes_with_gaps(profile);
         (bytes + bytes / packets.count.max(1.0)) / port
     };
-    let network = 2.0 * network + wire(one.network.to_responder) + wire(one.network.to_requester);
+    let network = 2.0 * network
+        + wire(one.network_packets.to_responder)
+        + wire(one.network_packets.to_requester);
     let responder = nic_ns_per_arriving_operation(profile, operation)?
         + match operation.verb {
             Verb::Send | Verb::RdmaWrite => 0.0,

@@ -1,7 +1,7 @@
 use super::guideline::{Finding, Guideline, queue_pair_text};
+use crate::atomic_locks;
 use crate::bounds::Resource;
-use crate::locks;
-use crate::op_profile::{OperationProfile, SlotCount};
+use crate::op_profile::{AtomicSlotCount, OperationProfile};
 use crate::profile::Profile;
 
 /// Guideline: spread atomics over the NIC's locks.
@@ -9,11 +9,11 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "atomic-locks",
     section: "ATC'16, sections 3.4 and 5.4",
     rule: "Atomics on addresses with equal low bits wait for each other for a round trip of PCIe.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let prediction = observed.predict(profile).ok()??;
     if prediction.bottleneck != Resource::AtomicLocks {
         return None;
@@ -23,7 +23,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         .filter(|qp| qp.atomics_of_known_address() > 0)
         .collect();
     // The addresses cannot use more locks than the NIC has.
-    let has = locks::reachable_lock_count(profile);
+    let has = atomic_locks::reachable_lock_count(profile);
     let seen = match (all.first().zip(observed.effective_atomic_locks()), has) {
         (Some((qp, _)), Some(1)) => format!(
             "{}: atomics wait for the NIC's only lock",
@@ -61,19 +61,22 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
             )
         }
     };
-    Some(Finding { seen, advice })
+    Some(Finding {
+        observed_violation: seen,
+        advice,
+    })
 }
 
-fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     // A NIC with a single lock needs another design, which this guideline does not describe.
-    let all = locks::reachable_lock_count(profile).filter(|all| *all > 1)?;
+    let all = atomic_locks::reachable_lock_count(profile).filter(|all| *all > 1)?;
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
         let total = qp.atomics_of_known_address();
         if total > 0 {
             let (each, more) = (total / u64::from(all), total % u64::from(all));
-            let places = (0..all).map(|index| SlotCount {
-                slot: index * crate::verb::ATOMIC_BYTES,
+            let places = (0..all).map(|index| AtomicSlotCount {
+                low_address_bits: index * crate::verb::ATOMIC_BYTES,
                 count: each + u64::from(u64::from(index) < more),
             });
             qp.atomics_by_low_address_bits = places.collect();

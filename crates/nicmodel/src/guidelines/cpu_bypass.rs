@@ -12,19 +12,19 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "cpu-bypass",
     section: "ATC'16, sections 4.2.3 and 4.3.2",
     rule: "Bypassing the peer's processor is no aim: where READs and atomics are slower than a request and a response, use an RPC.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 /// Least factor by which the rate must rise for the advice to change the design.
 const MIN_RATE_GAIN_FACTOR: f64 = 1.3;
 
 /// Size of a request: a key and an operation.
-const WRITE_REQUEST_BYTES: u32 = 16;
+const REQUEST_BY_WRITE_BYTES: u32 = 16;
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let now = observed.predict(profile).ok()??;
-    let other = fixed(observed, profile)?;
+    let other = program_after_fix(observed, profile)?;
     let then = other.predict(profile).ok()??;
     let gets = read_pairs_of_gets(observed);
     // A bottleneck on the program's own machine does not come from the peer's NIC; but a saved READ relieves it too.
@@ -36,9 +36,13 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     // `work` compares equal work: two READs may become one request.
     let work = count_to_f64(observed.posted_or_received_operations())
         / count_to_f64(other.posted_or_received_operations());
-    if now.slower != Role::Responder && !of_reads
+    if now.slower_role != Role::Responder && !of_reads
         || then.rate_mops * work < MIN_RATE_GAIN_FACTOR * now.rate_mops
-        || then.responder.unknown.iter().any(|r| *r != Resource::Cpu)
+        || then
+            .peer_bounds
+            .unknown_resources
+            .iter()
+            .any(|r| *r != Resource::Cpu)
     {
         return None;
     }
@@ -68,9 +72,9 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
                       and let it answer by UD SENDs in postlists"
             .to_owned();
     let cores = other.peers_work.map_or(0, |work| work.cores);
-    if then.responder.unknown.contains(&Resource::Cpu) {
+    if then.peer_bounds.unknown_resources.contains(&Resource::Cpu) {
         advice.push_str("; what that takes of the peer's cores is not known");
-    } else if let Some(most) = then.responder.rate_mops(Resource::Cpu) {
+    } else if let Some(most) = then.peer_bounds.rate_mops(Resource::Cpu) {
         advice.push_str(&format!(
             "; {:.1} M requests a second take {:.1} of the {} of a peer like this NIC's machine",
             then.rate_mops,
@@ -79,7 +83,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         ));
     }
     Some(Finding {
-        seen: format!(
+        observed_violation: format!(
             "{seen} are executed by the peer's NIC; what binds is {}",
             now.bottleneck
         ),
@@ -109,8 +113,8 @@ fn read_pair_of_get(qp: &QueuePair) -> Option<(CountedOperations, CountedOperati
 
 /// The program with each READ or atomic replaced by a request by UC WRITE and a response by UD SEND. Two READs of one
 /// GET become one request.
-fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
-    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, WRITE_REQUEST_BYTES).inlined();
+fn program_after_fix(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+    let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BY_WRITE_BYTES).inlined();
     let most = profile.wqe.max_inline_bytes.value;
     let (mut answered, mut atomics) = (0u64, 0u64);
     let mut fixed = observed.clone();
@@ -140,7 +144,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
         qp.atomics_by_low_address_bits.clear();
         qp.adjacent_reads = 0;
         qp.postlists = qp.postlists.min(qp.posted_operations());
-        qp.runs = qp.runs.min(qp.postlists);
+        qp.unpolled_postlist_runs = qp.unpolled_postlist_runs.min(qp.postlists);
     }
     if answered == 0 {
         return None;
@@ -175,7 +179,7 @@ fn peers_work(
     let add = ns(add, atomics);
     PeersWork {
         cores,
-        app_ns: ns(&host.request_ns, requests)
+        app_ns_per_operation: ns(&host.request_ns, requests)
             .zip(add)
             .map(|(request, add)| request + add),
         serialized_ns: match (contended, words) {

@@ -11,22 +11,22 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "doorbell-batching",
     section: "ATC'16, section 3.1",
     rule: "WRs that are ready at the same time go to the NIC as one postlist: one MMIO write for all.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 /// Longest postlist that is advised: beyond it a doorbell's cost per WR hardly shrinks.
-const MAX_ADVISED_POSTLIST: f64 = 32.0;
+const MAX_ADVISED_POSTLIST_LEN: f64 = 32.0;
 
 /// Fewest WRs that are worth a postlist: with fewer, its doorbell and DMA cost as much as they save.
-const MIN_WORTHWHILE_POSTLIST: f64 = 3.0;
+const MIN_WORTHWHILE_POSTLIST_LEN: f64 = 3.0;
 
 fn could_batch(qp: &QueuePair) -> bool {
-    qp.mean_operations_per_run() >= MIN_WORTHWHILE_POSTLIST
-        && qp.mean_postlist() < qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST) / 2.0
+    qp.mean_operations_per_run() >= MIN_WORTHWHILE_POSTLIST_LEN
+        && qp.mean_postlist_len() < qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST_LEN) / 2.0
 }
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let all: Vec<_> = observed
         .posting_queue_pairs()
         .filter(|qp| could_batch(qp))
@@ -34,25 +34,28 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let qp = *all
         .iter()
         .min_by_key(|qp| Reverse(qp.posted_operations()))?;
-    let run = qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST);
+    let run = qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST_LEN);
     let seen = format!(
         "{} posts {:.1} WRs a doorbell; {:.1} were waiting on average",
         queue_pair_text(qp.qpn, all.len() - 1),
-        qp.mean_postlist(),
+        qp.mean_postlist_len(),
         qp.mean_operations_per_run(),
     );
     let mut advice = "link them by ibv_send_wr.next and post them by one ibv_post_send".to_owned();
     if run < qp.mean_operations_per_run() {
-        advice.push_str(&format!(", up to {MAX_ADVISED_POSTLIST} at a time"));
+        advice.push_str(&format!(", up to {MAX_ADVISED_POSTLIST_LEN} at a time"));
     }
     let instead = run * mmio_writes_per_wr(qp, profile)?;
     advice.push_str(&format!(": 1 MMIO write instead of {instead:.0}"));
-    Some(Finding { seen, advice })
+    Some(Finding {
+        observed_violation: seen,
+        advice,
+    })
 }
 
 /// MMIO writes for each WR of the unchanged program.
 fn mmio_writes_per_wr(qp: &QueuePair, profile: &Profile) -> Option<f64> {
-    let postlist = qp.mean_postlist();
+    let postlist = qp.mean_postlist_len();
     let method = PostMethod::of_postlist(postlist);
     let writes = qp.sent.iter().map(|counted| {
         let one = Footprint::of_one(profile, &counted.operation, method, postlist).ok()?;
@@ -61,13 +64,13 @@ fn mmio_writes_per_wr(qp: &QueuePair, profile: &Profile) -> Option<f64> {
     Some(writes.sum::<Option<f64>>()? / count_to_f64(qp.posted_operations()))
 }
 
-fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in fixed.queue_pairs.iter_mut().filter(|qp| could_batch(qp)) {
         let lists = count_to_f64(qp.posted_operations())
-            / qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST);
+            / qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST_LEN);
         qp.postlists = u64::from(round_to_u32_at_least_1(lists.ceil()));
-        qp.runs = qp.runs.min(qp.postlists);
+        qp.unpolled_postlist_runs = qp.unpolled_postlist_runs.min(qp.postlists);
     }
     Some(fixed)
 }

@@ -26,7 +26,8 @@ pub struct Guideline {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The violation: what the program does.
-    pub seen: String,
+    #[serde(rename = "seen")]
+    pub observed_violation: String,
     /// The advised change, with the names of the verbs.
     pub advice: String,
 }

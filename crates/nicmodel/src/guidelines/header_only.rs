@@ -8,8 +8,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "header-only",
     section: "ATC'16, sections 3.2 and 4.2.1",
     rule: "A SEND of up to 4 bytes needs no payload: the immediate carries them, in one cache line and one DMA of the receiver.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 /// Size of an immediate.
@@ -18,19 +18,19 @@ const IMM_BYTES: u32 = 4;
 fn could_be_header_only(counted: &CountedOperations) -> bool {
     let operation = &counted.operation;
     operation.verb == Verb::Send
-        && !operation.imm
+        && !operation.has_imm
         && (1..=IMM_BYTES).contains(&operation.payload_bytes)
         && counted.count > 0
 }
 
-fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
     let (who, _, counted) = most_frequent_violation(
         observed,
         |qp| &qp.sent,
         |_, counted| could_be_header_only(counted),
     )?;
     Some(Finding {
-        seen: format!(
+        observed_violation: format!(
             "{who}: SENDs carry {} of payload and no immediate",
             count_with_noun(counted.operation.payload_bytes, "byte")
         ),
@@ -41,13 +41,13 @@ fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
     })
 }
 
-fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
         for counted in qp.sent.iter_mut().chain(&mut qp.received) {
             if could_be_header_only(counted) {
                 counted.operation.payload_bytes = 0;
-                counted.operation.imm = true;
+                counted.operation.has_imm = true;
             }
         }
     }

@@ -7,20 +7,20 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "huge-pages",
     section: "ATC'16, section 3.5",
     rule: "The NIC caches address translations: memory in pages of 2 MiB needs 512 times fewer.",
-    find_violation: finds,
+    find_violation: detect_violation,
     program_after_change: |_, _| None,
 };
 
 /// Least registered memory in small pages that is reported: 16384 translations.
 const MIN_REPORTED_BYTES: u64 = 64 << 20;
 
-fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
     let memory = &observed.memory;
     let small = memory
-        .registered_bytes
+        .max_registered_bytes
         .saturating_sub(memory.huge_page_bytes);
     (small >= MIN_REPORTED_BYTES).then(|| Finding {
-        seen: format!(
+        observed_violation: format!(
             "{} MiB of registered memory are in pages of 4 KiB",
             small >> 20
         ),

@@ -8,8 +8,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "inline-recv",
     section: "ATC'16, section 3.2",
     rule: "Small payloads can arrive within the CQE: one DMA write of the receiver's NIC instead of two.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 fn could_be_inlined(profile: &Profile, counted: &CountedOperations) -> bool {
@@ -18,11 +18,11 @@ fn could_be_inlined(profile: &Profile, counted: &CountedOperations) -> bool {
     counted.count > 0 && !operation.arrives_in_cqe(profile) && inline.arrives_in_cqe(profile)
 }
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let wanted = |_: &QueuePair, counted: &CountedOperations| could_be_inlined(profile, counted);
     let (who, _, counted) = most_frequent_violation(observed, |qp| &qp.received, wanted)?;
     Some(Finding {
-        seen: format!(
+        observed_violation: format!(
             "{who}: RECVs take {} into a buffer, two DMA writes each",
             count_with_noun(counted.operation.payload_bytes, "byte")
         ),
@@ -32,11 +32,11 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     })
 }
 
-fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for counted in fixed.queue_pairs.iter_mut().flat_map(|qp| &mut qp.received) {
         if could_be_inlined(profile, counted) {
-            counted.operation.receive = PayloadDestination::Inline;
+            counted.operation.payload_destination = PayloadDestination::Inline;
         }
     }
     Some(fixed)

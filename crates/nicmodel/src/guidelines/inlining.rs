@@ -9,8 +9,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "inlining",
     section: "ATC'16, section 2.2.1",
     rule: "Small payloads go within the WQE: the NIC need not fetch them by a DMA read of their own.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 /// Returns true if inlining saves bytes on the PCIe link to the NIC.
@@ -22,7 +22,7 @@ fn should_be_inlined(profile: &Profile, qp: &QueuePair, counted: &CountedOperati
     {
         return false;
     }
-    let postlist = qp.mean_postlist();
+    let postlist = qp.mean_postlist_len();
     let bytes = |operation| {
         let method = PostMethod::of_postlist(postlist);
         let one = Footprint::of_one(profile, &operation, method, postlist).ok()?;
@@ -34,13 +34,13 @@ fn should_be_inlined(profile: &Profile, qp: &QueuePair, counted: &CountedOperati
     counted.count > 0 && saves
 }
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let wanted =
         |qp: &QueuePair, counted: &CountedOperations| should_be_inlined(profile, qp, counted);
     let (who, _, counted) = most_frequent_violation(observed, |qp| &qp.sent, wanted)?;
     let operation = &counted.operation;
     Some(Finding {
-        seen: format!(
+        observed_violation: format!(
             "{who}: the NIC fetches the {} of each {} by a DMA read",
             count_with_noun(operation.payload_bytes, "byte"),
             operation.verb
@@ -53,7 +53,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     })
 }
 
-fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for (qp, old) in fixed.queue_pairs.iter_mut().zip(&observed.queue_pairs) {
         for counted in &mut qp.sent {

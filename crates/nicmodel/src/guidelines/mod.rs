@@ -3,6 +3,7 @@
 //! Each guideline is a file of its own; a new guideline is a new file and its line in [`ALL`].
 
 mod atomic_locks;
+mod change_steps;
 mod connected_qps;
 mod cpu_bypass;
 mod doorbell_batching;
@@ -14,7 +15,6 @@ mod inlining;
 mod multi_queue;
 mod read_size;
 mod read_window;
-mod steps;
 mod unsignaled;
 mod wqe_shrinking;
 
@@ -26,8 +26,8 @@ use crate::operation::OperationError;
 use crate::profile::Profile;
 use crate::uncertainty;
 
+pub use change_steps::{ChangeStep, change_steps};
 pub use guideline::{Finding, Guideline};
-pub use steps::{ChangeStep, steps};
 
 /// A finding with the gain that following it would bring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -43,12 +43,15 @@ pub struct Advice {
     /// is set, the gain over the program with that number of queue pairs.
     pub gain: Option<Gain>,
     /// Queue pairs for each posting thread that this change needs to bring its gain.
-    pub with_queue_pairs: Option<u32>,
+    #[serde(rename = "with_queue_pairs")]
+    pub required_queue_pairs_per_thread: Option<u32>,
     /// Predicted gain without these additional queue pairs, which may be a loss.
-    pub alone: Option<Gain>,
+    #[serde(rename = "alone")]
+    pub gain_without_queue_pairs: Option<Gain>,
     /// Gain of this change if every other guideline is followed. `None` if `gain` is at least [`MIN_RELATIVE_GAIN`] or
     /// unknown.
-    pub after_others: Option<Gain>,
+    #[serde(rename = "after_others")]
+    pub gain_after_others: Option<Gain>,
 }
 
 /// The predicted rates before and after a change.
@@ -59,36 +62,38 @@ pub struct Gain {
     /// Rate with the change, in 10^6 operations a second.
     pub then_mops: f64,
     /// `then / now - 1`.
-    pub relative: f64,
+    #[serde(rename = "relative")]
+    pub relative_gain: f64,
     /// Largest relative gain that is within the noise of the model, from pairs of published rates with these
     /// bottlenecks ([`uncertainty::noise_of_gain`]).
     pub noise: f64,
     /// The bottleneck after the change.
     pub then_bottleneck: Resource,
     /// True if the profile lacks a number that may make the gain smaller.
-    pub at_most: bool,
+    #[serde(rename = "at_most")]
+    pub is_upper_bound: bool,
 }
 
 impl Gain {
     /// Returns true if the model predicts a gain, of whatever size.
     pub fn exceeds_rounding(&self) -> bool {
-        self.relative >= MIN_RELATIVE_GAIN
+        self.relative_gain >= MIN_RELATIVE_GAIN
     }
 
     /// Returns true if the predicted gain exceeds the noise of the model.
     pub fn exceeds_noise(&self) -> bool {
-        self.exceeds_rounding() && self.relative > self.noise
+        self.exceeds_rounding() && self.relative_gain > self.noise
     }
 }
 
 /// The guideline that advises another design instead of a step from the present design.
-pub const REDESIGN_NAME: &str = cpu_bypass::GUIDELINE.name;
+pub const REDESIGN_GUIDELINE_NAME: &str = cpu_bypass::GUIDELINE.name;
 
 /// Smallest relative gain that counts as a gain: a smaller one is rounding.
 pub const MIN_RELATIVE_GAIN: f64 = 0.01;
 
 /// Every guideline.
-pub const ALL: [Guideline; 13] = [
+pub const ALL_GUIDELINES: [Guideline; 13] = [
     doorbell_batching::GUIDELINE,
     wqe_shrinking::GUIDELINE,
     inlining::GUIDELINE,
@@ -127,7 +132,7 @@ pub fn advise(
             .flatten()
     };
     let mut all = Vec::new();
-    for guideline in ALL {
+    for guideline in ALL_GUIDELINES {
         let Some(finding) = (guideline.find_violation)(observed, profile) else {
             continue;
         };
@@ -136,9 +141,9 @@ pub fn advise(
             section: guideline.section,
             finding,
             gain: None,
-            with_queue_pairs: None,
-            alone: None,
-            after_others: None,
+            required_queue_pairs_per_thread: None,
+            gain_without_queue_pairs: None,
+            gain_after_others: None,
         };
         let fixed = (guideline.program_after_change)(observed, profile).filter(|_| has_rate);
         if let Some(fixed) = fixed
@@ -150,29 +155,34 @@ pub fn advise(
             // subject. So the gain of more queue pairs alone is not counted as a gain of this guideline.
             let times = match guideline.name == multi_queue::GUIDELINE.name {
                 true => 1,
-                false => multi_queue::queue_pair_factor(&fixed, profile),
+                false => multi_queue::needed_queue_pair_factor(&fixed, profile),
             };
             if times > 1
                 && let Some(both) = rate_of(&multi_queue::multiply_queue_pairs(&fixed, times))
                 && let Some(base) = rate_of(&multi_queue::multiply_queue_pairs(observed, times))
-                && both.gain_over(&base).relative > MIN_COMBINED_GAIN_FACTOR * alone.relative
+                && both.gain_over(&base).relative_gain
+                    > MIN_COMBINED_GAIN_FACTOR * alone.relative_gain
             {
                 advice.gain = Some(both.gain_over(&base));
-                advice.with_queue_pairs = Some(
+                advice.required_queue_pairs_per_thread = Some(
                     multi_queue::queue_pairs_per_thread_after_multiplying(&fixed, profile, times),
                 );
-                advice.alone = Some(alone);
+                advice.gain_without_queue_pairs = Some(alone);
             }
             if advice.gain.is_some_and(|gain| !gain.exceeds_rounding()) {
                 let others = apply_guidelines_but_redesign(observed, profile, Some(guideline.name));
                 let every = apply_guidelines_but_redesign(observed, profile, None);
                 let last = rate_of(&every).zip(rate_of(&others));
-                advice.after_others = last.map(|(every, others)| every.gain_over(&others));
+                advice.gain_after_others = last.map(|(every, others)| every.gain_over(&others));
             }
         }
         all.push(advice);
     }
-    let size = |advice: &Advice| advice.gain.map_or(f64::NEG_INFINITY, |gain| gain.relative);
+    let size = |advice: &Advice| {
+        advice
+            .gain
+            .map_or(f64::NEG_INFINITY, |gain| gain.relative_gain)
+    };
     all.sort_by(|a, b| size(b).total_cmp(&size(a)));
     Ok(all)
 }
@@ -184,13 +194,13 @@ struct ChangedRate {
     bottleneck: Resource,
     is_upper_bound: bool,
     /// True if the time of the round trips is known and part of the rate.
-    has_round_trips: bool,
+    includes_round_trip_time: bool,
 }
 
 /// Returns true if the model predicts a rate. The rate of a program that waits for each operation needs the
 /// round-trip time.
 fn is_rate_predictable(observed: &OperationProfile, now: &ChangedRate) -> bool {
-    now.has_round_trips || !observed.waits_after_each_operation()
+    now.includes_round_trip_time || !observed.waits_after_each_operation()
 }
 
 impl ChangedRate {
@@ -198,10 +208,10 @@ impl ChangedRate {
         Gain {
             now_mops: now.rate_mops,
             then_mops: self.rate_mops,
-            relative: self.rate_mops / now.rate_mops - 1.0,
+            relative_gain: self.rate_mops / now.rate_mops - 1.0,
             noise: uncertainty::noise_of_gain(now.bottleneck, self.bottleneck),
             then_bottleneck: self.bottleneck,
-            at_most: self.is_upper_bound,
+            is_upper_bound: self.is_upper_bound,
         }
     }
 }
@@ -215,14 +225,18 @@ fn rate_in_original_operations(
     let Some(prediction) = program.predict(profile)? else {
         return Ok(None);
     };
-    let round_trips = prediction.requester.rate_mops(Resource::RoundTrips);
-    let unknown = [&prediction.requester, &prediction.responder];
+    let round_trips = prediction
+        .own_machine_bounds
+        .rate_mops(Resource::RoundTrips);
+    let unknown = [&prediction.own_machine_bounds, &prediction.peer_bounds];
     Ok(Some(ChangedRate {
         rate_mops: prediction.rate_mops * count_to_f64(observed.posted_or_received_operations())
             / count_to_f64(program.posted_or_received_operations().max(1)),
         bottleneck: prediction.bottleneck,
-        is_upper_bound: unknown.iter().any(|bounds| !bounds.unknown.is_empty()),
-        has_round_trips: round_trips.is_some(),
+        is_upper_bound: unknown
+            .iter()
+            .any(|bounds| !bounds.unknown_resources.is_empty()),
+        includes_round_trip_time: round_trips.is_some(),
     }))
 }
 
@@ -233,7 +247,7 @@ fn apply_guidelines_but_redesign(
     but: Option<&str>,
 ) -> OperationProfile {
     let last = multi_queue::GUIDELINE;
-    let first = ALL.into_iter().filter(|guideline| {
+    let first = ALL_GUIDELINES.into_iter().filter(|guideline| {
         guideline.name != cpu_bypass::GUIDELINE.name && guideline.name != last.name
     });
     let mut program = observed.clone();

@@ -9,13 +9,13 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "multi-queue",
     section: "ATC'16, section 3.3",
     rule: "A queue pair is served by one of the NIC's processing units: a core that batches needs several.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 /// Returns the factor by which to multiply the queue pairs until their units and ports are no longer the bottleneck.
 /// Returns 1 if there are enough queue pairs.
-pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) -> u32 {
+pub(super) fn needed_queue_pair_factor(observed: &OperationProfile, profile: &Profile) -> u32 {
     let Ok(Some(now)) = observed.predict(profile) else {
         return 1;
     };
@@ -24,7 +24,7 @@ pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) 
         Resource::LinkOut,
         Resource::LinkIn,
     ];
-    if now.slower != Role::Requester || !of_queue_pairs.contains(&now.bottleneck) {
+    if now.slower_role != Role::Requester || !of_queue_pairs.contains(&now.bottleneck) {
         return 1;
     }
     let busy = observed.effective_queue_pairs();
@@ -35,7 +35,7 @@ pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) 
     let used = |limit: u32, times: u32| f64::from(busy.saturating_mul(times).min(limit));
     let rate = |times: u32| {
         let more = |limit| used(limit, times) / used(limit, 1);
-        let bounds = now.requester.bounds.iter().map(|bound| {
+        let bounds = now.own_machine_bounds.bounds.iter().map(|bound| {
             bound.rate_mops
                 * match bound.resource {
                     Resource::QueuePairUnits => f64::from(times),
@@ -45,7 +45,7 @@ pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) 
                     _ => 1.0,
                 }
         });
-        let all = bounds.chain(now.responder.predicted_mops);
+        let all = bounds.chain(now.peer_bounds.predicted_mops);
         all.fold(f64::INFINITY, f64::min)
     };
     let best = rate(most);
@@ -66,17 +66,21 @@ pub(super) fn queue_pairs_per_thread_after_multiplying(
     all.div_ceil(observed.max_concurrent_posters())
 }
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     // A program that waits for each operation has no operations to spread.
-    let times = queue_pair_factor(observed, profile);
+    let times = needed_queue_pair_factor(observed, profile);
     if times == 1 || observed.waits_after_each_operation() {
         return None;
     }
-    Some(finding(observed, profile, times))
+    Some(too_few_queue_pairs_finding(observed, profile, times))
 }
 
 /// Builds the finding that there are too few queue pairs, and the advice to have `times` as many.
-pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32) -> Finding {
+pub(super) fn too_few_queue_pairs_finding(
+    observed: &OperationProfile,
+    profile: &Profile,
+    times: u32,
+) -> Finding {
     let now = observed.predict(profile).ok().flatten();
     let bottleneck = now.map(|now| now.bottleneck);
     let busy = observed.max_concurrent_queue_pairs();
@@ -99,7 +103,7 @@ pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32
         (..) => "the processing units behind them are what the next steps would wait for",
     };
     Finding {
-        seen: format!(
+        observed_violation: format!(
             "{} of {}: {bound}",
             count_with_noun(busy, "queue pair"),
             count_with_noun(observed.max_concurrent_posters(), "posting thread"),
@@ -111,10 +115,10 @@ pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32
     }
 }
 
-fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     Some(multiply_queue_pairs(
         observed,
-        queue_pair_factor(observed, profile),
+        needed_queue_pair_factor(observed, profile),
     ))
 }
 
@@ -137,7 +141,7 @@ pub(super) fn multiply_queue_pairs(observed: &OperationProfile, times: u32) -> O
             }
             let mut one = QueuePair {
                 postlists: share(qp.postlists),
-                runs: share(qp.runs),
+                unpolled_postlist_runs: share(qp.unpolled_postlist_runs),
                 adjacent_reads: share(qp.adjacent_reads),
                 ..qp.clone()
             };

@@ -10,8 +10,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "read-size",
     section: "ATC'16, section 5.3.1",
     rule: "Up to the payload at which the link binds, a larger READ costs what a small one does: fetch neighbours at once.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 /// Returns true if the NIC and not the link limits the rate of READs of this size.
@@ -36,7 +36,7 @@ fn reads_that_could_be_merged<'a>(qp: &'a QueuePair, profile: &Profile) -> Optio
     (many && is_limited_by_nic(profile, twice, &read.operation)).then_some(&read.operation)
 }
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let all = observed.posting_queue_pairs();
     let all: Vec<_> = all
         .filter_map(|qp| Some((qp, reads_that_could_be_merged(qp, profile)?)))
@@ -44,7 +44,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let (qp, read) = *all.first()?;
     let twice = read.payload_bytes.saturating_mul(2);
     Some(Finding {
-        seen: format!(
+        observed_violation: format!(
             "{}: {} of {} READs of {} continue the one before",
             queue_pair_text(qp.qpn, all.len() - 1),
             qp.adjacent_reads,
@@ -58,7 +58,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     })
 }
 
-fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
         if reads_that_could_be_merged(qp, profile).is_none() {
@@ -78,7 +78,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
                 round_to_u32_at_least_1(bytes / count_to_f64(read.count));
             qp.adjacent_reads = merged.saturating_sub(2 * pairs);
             qp.postlists = qp.postlists.min(qp.posted_operations());
-            qp.runs = qp.runs.min(qp.postlists);
+            qp.unpolled_postlist_runs = qp.unpolled_postlist_runs.min(qp.postlists);
         }
     }
     Some(fixed)

@@ -8,11 +8,11 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "read-window",
     section: "ATC'16, section 5.3.2",
     rule: "READs that are outstanding keep WQEs in the NIC's cache: more than it holds are fetched again by DMA.",
-    find_violation: finds,
+    find_violation: detect_violation,
     program_after_change: |_, _| None,
 };
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let best = profile.cache.read_window.as_ref()?.value;
     let reading = observed
         .posting_queue_pairs()
@@ -30,7 +30,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let threads = f64::from(observed.max_concurrent_posters());
     let each = outstanding * at_a_time / threads;
     (each > f64::from(best)).then(|| Finding {
-        seen: format!("{each:.0} READs outstanding a thread on average"),
+        observed_violation: format!("{each:.0} READs outstanding a thread on average"),
         advice: format!(
             "keep at most {best} READs outstanding a thread on this NIC; beyond that its WQE cache \
              misses (compare PCIeRdCur with the expected DMA reads)"

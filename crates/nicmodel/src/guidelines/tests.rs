@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::op_profile::{
-    CountedOperations, QueuePair, RegisteredMemory, SlotCount, Thread, VERSION,
+    AtomicSlotCount, CountedOperations, QueuePair, RegisteredMemory, Thread, VERSION,
 };
 use crate::operation::Operation;
-use crate::profile::builtin;
+use crate::profile::builtin_profile;
 use crate::verb::{Transport, Verb};
 
 /// A program whose queue pairs each post `count` operations in postlists of `postlist`, in runs of `run`.
@@ -39,7 +39,7 @@ impl Program {
                 count: self.count,
             }],
             postlists: self.count / self.postlist,
-            runs: self.count / self.run,
+            unpolled_postlist_runs: self.count / self.run,
             ..QueuePair::new(qpn, self.operation.transport)
         };
         let thread = |id| Thread {
@@ -52,7 +52,7 @@ impl Program {
             complete: true,
             queue_pairs: (0..self.queue_pairs).map(one).collect(),
             threads: (0..self.threads).map(thread).collect(),
-            peers: self.peers,
+            peer_count: self.peers,
             ..OperationProfile::default()
         };
         assert_eq!(profile.check(), Ok(()));
@@ -61,7 +61,7 @@ impl Program {
 }
 
 fn nic(name: &str) -> &'static Profile {
-    builtin(name).expect("built in")
+    builtin_profile(name).expect("built in")
 }
 
 fn ud(payload: u32) -> Operation {
@@ -83,16 +83,21 @@ fn find(name: &str, observed: &OperationProfile, profile: &Profile) -> Option<Ad
 fn breaks(name: &str, observed: &OperationProfile, on: &str, words: &str, gain: Option<f64>) {
     let profile = nic(on);
     let advice = find(name, observed, profile).expect("it breaks the guideline");
-    let text = format!("{}; {}", advice.finding.seen, advice.finding.advice);
+    let text = format!(
+        "{}; {}",
+        advice.finding.observed_violation, advice.finding.advice
+    );
     assert!(text.contains(words), "{text}");
     match (gain, advice.gain) {
         (Some(expected), Some(gain)) => {
-            assert!((gain.relative - expected).abs() < 0.01, "{gain:?}");
+            assert!((gain.relative_gain - expected).abs() < 0.01, "{gain:?}");
         }
         (None, None) => {}
         other => panic!("{other:?}"),
     }
-    let guideline = ALL.iter().find(|guideline| guideline.name == name);
+    let guideline = ALL_GUIDELINES
+        .iter()
+        .find(|guideline| guideline.name == name);
     let fixed = guideline.expect("there is one").program_after_change;
     if let Some(fixed) = fixed(observed, profile) {
         assert_eq!(fixed.check(), Ok(()));
@@ -103,7 +108,10 @@ fn breaks(name: &str, observed: &OperationProfile, on: &str, words: &str, gain: 
 #[track_caller]
 fn breaks_in_words(name: &str, observed: &OperationProfile, words: &str) {
     let advice = find(name, observed, nic("cib")).expect("it breaks the guideline");
-    let text = format!("{}; {}", advice.finding.seen, advice.finding.advice);
+    let text = format!(
+        "{}; {}",
+        advice.finding.observed_violation, advice.finding.advice
+    );
     assert!(text.contains(words), "{text}");
 }
 
@@ -315,23 +323,30 @@ fn what_several_queue_pairs_bring_is_no_gain_of_another_guideline() {
     let observed = one_queue_pair(write(8)).profile();
     let second = find("multi-queue", &observed, nic("cib")).expect("it breaks it");
     let second = second.gain.expect("predicted");
-    assert!((second.relative - 0.78).abs() < 0.01, "{second:?}");
+    assert!((second.relative_gain - 0.78).abs() < 0.01, "{second:?}");
     // Of the gain of inlining and more queue pairs together, 99 % comes from the queue pairs.
     let advice = find("inlining", &observed, nic("cib")).expect("it breaks the guideline");
     let gain = advice.gain.expect("predicted");
-    assert!(gain.relative < MIN_RELATIVE_GAIN, "{advice:?}");
+    assert!(gain.relative_gain < MIN_RELATIVE_GAIN, "{advice:?}");
     // Postlists raise the rate with several queue pairs only, so their gain is that over the same queue pairs. With
     // one queue pair its unit waits for WQEs, as the paper says.
     let advice = find("doorbell-batching", &observed, nic("cib")).expect("it breaks it");
-    let (gain, alone) = (advice.gain.expect("predicted"), advice.alone.expect("less"));
-    assert_eq!(advice.with_queue_pairs, Some(10), "{advice:?}");
+    let (gain, alone) = (
+        advice.gain.expect("predicted"),
+        advice.gain_without_queue_pairs.expect("less"),
+    );
+    assert_eq!(
+        advice.required_queue_pairs_per_thread,
+        Some(10),
+        "{advice:?}"
+    );
     assert!(
         (gain.now_mops - second.then_mops).abs() < 0.01,
         "{advice:?}"
     );
     assert!(gain.then_mops > 3.0 * gain.now_mops, "{advice:?}");
     assert!(
-        (alone.now_mops - 10.4).abs() < 0.05 && (alone.relative + 0.115).abs() < 0.01,
+        (alone.now_mops - 10.4).abs() < 0.05 && (alone.relative_gain + 0.115).abs() < 0.01,
         "{advice:?}"
     );
 }
@@ -341,7 +356,7 @@ fn pairs_of_reads_bring_at_most_twice_the_rate_whatever_the_queue_pairs() {
     let mut observed = one_queue_pair(read(16)).profile();
     observed.queue_pairs[0].adjacent_reads = 9000;
     let advice = find("read-size", &observed, nic("cib")).expect("it breaks the guideline");
-    let gain = advice.gain.expect("predicted").relative;
+    let gain = advice.gain.expect("predicted").relative_gain;
     assert!(gain > 0.5 && gain <= 1.0 + 1e-9, "{advice:?}");
 }
 
@@ -356,7 +371,7 @@ fn as_many_queue_pairs_are_advised_as_help() {
     let advice = find("multi-queue", &four.profile(), nic("cib")).expect("the unit binds");
     let gain = advice.gain.expect("predicted");
     assert_ne!(gain.then_bottleneck, Resource::QueuePairUnits, "{advice:?}");
-    assert!(gain.relative > 1.0, "{advice:?}");
+    assert!(gain.relative_gain > 1.0, "{advice:?}");
     assert!(advice.finding.advice.ends_with("12 a thread"), "{advice:?}");
 }
 
@@ -383,7 +398,7 @@ fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
     let advice = find("doorbell-batching", &large.profile(), nic("cib")).expect("it breaks it");
     assert!(
         advice
-            .after_others
+            .gain_after_others
             .is_some_and(|more| !more.exceeds_rounding()),
         "{advice:?}"
     );
@@ -397,7 +412,7 @@ fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
     assert!(
         advice.gain.is_some_and(|gain| gain.exceeds_rounding())
             || advice
-                .after_others
+                .gain_after_others
                 .is_some_and(|more| more.exceeds_rounding()),
         "{advice:?}"
     );
@@ -425,11 +440,11 @@ fn who_waits_for_each_operation_is_bound_by_round_trips() {
     assert!(!advice.is_empty());
     for advice in advice {
         let gain = advice.gain.expect("the round trip is known");
-        assert!(gain.relative < MIN_RELATIVE_GAIN, "{advice:?}");
+        assert!(gain.relative_gain < MIN_RELATIVE_GAIN, "{advice:?}");
     }
-    assert_eq!(steps(&observed, nic("cib")), Ok(Vec::new()));
+    assert_eq!(change_steps(&observed, nic("cib")), Ok(Vec::new()));
     observed.queue_pairs[0].sent[0].operation.inline = false;
-    let steps = steps(&observed, nic("cib")).expect("possible");
+    let steps = change_steps(&observed, nic("cib")).expect("possible");
     let names: Vec<_> = steps.iter().map(|step| step.guideline).collect();
     let inlining = find("inlining", &observed, nic("cib")).expect("it breaks it");
     let gain = inlining.gain.expect("predicted");
@@ -444,7 +459,10 @@ fn who_waits_for_each_operation_is_bound_by_round_trips() {
     let mut unknown = nic("cib").clone();
     unknown.port.latency_ns = None;
     let prediction = observed.predict(&unknown).expect("possible");
-    let unknown = prediction.expect("it posts").requester.unknown;
+    let unknown = prediction
+        .expect("it posts")
+        .own_machine_bounds
+        .unknown_resources;
     assert!(unknown.contains(&Resource::RoundTrips), "{unknown:?}");
 }
 
@@ -452,7 +470,7 @@ fn who_waits_for_each_operation_is_bound_by_round_trips() {
 #[test]
 fn no_step_comes_before_the_one_that_makes_it_pay() {
     let observed = one_queue_pair(write(8)).profile();
-    let steps = steps(&observed, nic("cib")).expect("possible");
+    let steps = change_steps(&observed, nic("cib")).expect("possible");
     let names: Vec<_> = steps.iter().map(|step| step.guideline).collect();
     assert_eq!(
         names[..2],
@@ -465,21 +483,24 @@ fn no_step_comes_before_the_one_that_makes_it_pay() {
     let mut before = first.gain.now_mops;
     for step in &steps {
         assert!((step.gain.now_mops - before).abs() < 1e-9, "{steps:?}");
-        assert!(step.gain.relative > -1e-3, "{steps:?}");
+        assert!(step.gain.relative_gain > -1e-3, "{steps:?}");
         before = step.gain.then_mops;
         let cumulative = before / first.gain.now_mops - 1.0;
-        assert!((step.cumulative - cumulative).abs() < 1e-9, "{steps:?}");
+        assert!(
+            (step.cumulative_relative_gain - cumulative).abs() < 1e-9,
+            "{steps:?}"
+        );
     }
     assert!((before - 86.0).abs() < 0.5, "{steps:?}");
     let good = Program::new(ud(60)).profile();
-    assert_eq!(super::steps(&good, nic("cib")), Ok(Vec::new()));
+    assert_eq!(super::change_steps(&good, nic("cib")), Ok(Vec::new()));
 }
 
 /// After the other steps inlining brings 2 %, which the model cannot tell from nothing.
 #[test]
 fn a_gain_within_the_noise_is_no_step() {
     let observed = one_queue_pair(write(64)).profile();
-    let steps = steps(&observed, nic("cib")).expect("possible");
+    let steps = change_steps(&observed, nic("cib")).expect("possible");
     let names: Vec<_> = steps.iter().map(|step| step.guideline).collect();
     assert_eq!(names, ["multi-queue", "doorbell-batching"], "{steps:?}");
     assert!(steps.iter().all(|step| step.gain.exceeds_noise()));
@@ -491,12 +512,18 @@ fn a_second_queue_pair_brings_a_second_port() {
     let observed = one_queue_pair(write(65536)).profile();
     let advice = find("multi-queue", &observed, nic("cib")).expect("a port is unused");
     assert!(
-        advice.finding.seen.contains("the port that it is on"),
+        advice
+            .finding
+            .observed_violation
+            .contains("the port that it is on"),
         "{advice:?}"
     );
     assert!(advice.finding.advice.ends_with("2 a thread"), "{advice:?}");
     let gain = advice.gain.expect("predicted");
-    assert!(gain.relative > 0.9 && gain.relative < 1.01, "{advice:?}");
+    assert!(
+        gain.relative_gain > 0.9 && gain.relative_gain < 1.01,
+        "{advice:?}"
+    );
 }
 
 fn atomics(slots: u32) -> OperationProfile {
@@ -509,8 +536,8 @@ fn atomics(slots: u32) -> OperationProfile {
     }
     .profile();
     for qp in &mut observed.queue_pairs {
-        let places = (0..slots).map(|index| SlotCount {
-            slot: index * 8,
+        let places = (0..slots).map(|index| AtomicSlotCount {
+            low_address_bits: index * 8,
             count: 9600 / u64::from(slots),
         });
         qp.atomics_by_low_address_bits = places.collect();
@@ -536,7 +563,10 @@ fn atomic_locks() {
 #[test]
 fn cpu_bypass() {
     let advice = find("cpu-bypass", &atomics(1), nic("cib")).expect("an RPC is faster");
-    let text = format!("{}; {}", advice.finding.seen, advice.finding.advice);
+    let text = format!(
+        "{}; {}",
+        advice.finding.observed_violation, advice.finding.advice
+    );
     for words in [
         "806400 atomics are executed by the peer's NIC; what binds is NIC atomic locks; send requests to the peer's \
          processor",
@@ -547,10 +577,10 @@ fn cpu_bypass() {
     // The peer's cores wait for the counter: 26 M/s, the rate of the paper's sequencer by RPC (`seq_t3_baseline`).
     let gain = advice.gain.expect("predicted");
     assert!((gain.then_mops / 26.0 - 1.0).abs() < 0.05, "{advice:?}");
-    assert!(!gain.at_most && gain.then_bottleneck == Resource::SharedLine);
+    assert!(!gain.is_upper_bound && gain.then_bottleneck == Resource::SharedLine);
     // The profile has no numbers for that cluster's cores.
     let advice = find("cpu-bypass", &atomics(1), nic("cx3")).expect("an RPC is faster");
-    assert!(advice.gain.expect("predicted").at_most, "{advice:?}");
+    assert!(advice.gain.expect("predicted").is_upper_bound, "{advice:?}");
     assert!(
         advice.finding.advice.contains("cores is not known"),
         "{advice:?}"
@@ -585,14 +615,17 @@ fn two_reads_a_get_are_slower_than_a_request() {
         observed
     };
     let advice = find("cpu-bypass", &gets(33, 1), nic("cib")).expect("an RPC is faster");
-    let text = format!("{}; {}", advice.finding.seen, advice.finding.advice);
+    let text = format!(
+        "{}; {}",
+        advice.finding.observed_violation, advice.finding.advice
+    );
     assert!(
         text.contains("as many of 32 bytes as of 33 bytes, as if each request took two"),
         "{text}"
     );
     let gain = advice.gain.expect("predicted");
     // One client's RECVs are the bottleneck, at 82 M/s; the paper has many clients.
-    assert!((0.4..0.62).contains(&gain.relative), "{advice:?}");
+    assert!((0.4..0.62).contains(&gain.relative_gain), "{advice:?}");
     // READs of several sizes without pairs, and one READ a GET, gain nothing from an RPC.
     keeps("cpu-bypass", &gets(33, 2), "cib");
     keeps("cpu-bypass", &gets(32, 1), "cib");
@@ -665,7 +698,7 @@ fn connected_qps() {
 fn huge_pages() {
     let with = |registered_bytes, huge_page_bytes| OperationProfile {
         memory: RegisteredMemory {
-            registered_bytes,
+            max_registered_bytes: registered_bytes,
             huge_page_bytes,
         },
         ..Program::new(ud(8)).profile()
@@ -688,19 +721,22 @@ fn advice_comes_by_gain_and_each_guideline_has_a_name_and_a_place() {
         ..Program::new(ud(61).with_signaled_fraction(1.0))
     }
     .profile();
-    observed.memory.registered_bytes = 1 << 30;
+    observed.memory.max_registered_bytes = 1 << 30;
     let advice = advise(&observed, nic("cib")).expect("possible");
     let gains: Vec<_> = advice
         .iter()
-        .map(|a| a.gain.map_or(f64::NEG_INFINITY, |g| g.relative))
+        .map(|a| a.gain.map_or(f64::NEG_INFINITY, |g| g.relative_gain))
         .collect();
     assert!(gains.len() >= 4, "{advice:?}");
     assert!(gains.is_sorted_by(|a, b| a >= b), "{gains:?}");
-    let mut names: Vec<_> = ALL.iter().map(|guideline| guideline.name).collect();
+    let mut names: Vec<_> = ALL_GUIDELINES
+        .iter()
+        .map(|guideline| guideline.name)
+        .collect();
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), ALL.len());
-    for guideline in ALL {
+    assert_eq!(names.len(), ALL_GUIDELINES.len());
+    for guideline in ALL_GUIDELINES {
         assert!(
             guideline.section.starts_with("ATC'16, section"),
             "{}",

@@ -9,8 +9,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     name: "wqe-shrinking",
     section: "ATC'16, section 3.1",
     rule: "A WQE should not go a few bytes over a cache line: each line is an MMIO write or 64 bytes of DMA.",
-    find_violation: finds,
-    program_after_change: fixed,
+    find_violation: detect_violation,
+    program_after_change: program_after_fix,
 };
 
 /// Most bytes over a cache line that a program can be expected to save.
@@ -24,7 +24,7 @@ fn few_bytes_over_cache_line(profile: &Profile, counted: &CountedOperations) -> 
     (operation.inlines_payload() && counted.count > 0 && few).then_some(over)
 }
 
-fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
+fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let wanted = |_: &QueuePair, counted: &CountedOperations| {
         few_bytes_over_cache_line(profile, counted).is_some()
     };
@@ -34,7 +34,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let bytes = operation.wqe_bytes(profile);
     let lines = wqe::cache_line_count(bytes);
     let imm = match operation.verb {
-        _ if operation.imm || over > 4 => "",
+        _ if operation.has_imm || over > 4 => "",
         Verb::Send => ", or move 4 bytes into imm_data (IBV_WR_SEND_WITH_IMM)",
         _ => {
             ", or move 4 bytes into imm_data (IBV_WR_RDMA_WRITE_WITH_IMM, which takes a RECV and a \
@@ -42,7 +42,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         }
     };
     Some(Finding {
-        seen: format!(
+        observed_violation: format!(
             "{who}: WQEs of {bytes} bytes for {}s of {} take {}, {} in the last",
             operation.verb,
             count_with_noun(operation.payload_bytes, "byte"),
@@ -57,7 +57,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     })
 }
 
-fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
+fn program_after_fix(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for counted in fixed.queue_pairs.iter_mut().flat_map(|qp| &mut qp.sent) {
         if let Some(over) = few_bytes_over_cache_line(profile, counted) {

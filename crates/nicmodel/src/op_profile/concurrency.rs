@@ -28,12 +28,12 @@ impl OperationProfile {
 
     /// Most queue pairs that were in use at a time.
     pub fn max_concurrent_queue_pairs(&self) -> u32 {
-        max_overlapping(self.posting_queue_pairs().map(|qp| qp.posted))
+        max_overlapping(self.posting_queue_pairs().map(|qp| qp.post_time_span))
     }
 
     /// Starts (`true`) and ends (`false`) of the use of queue pairs, in order of time.
     fn queue_pair_starts_and_ends(&self) -> Vec<(bool, &QueuePair)> {
-        starts_and_ends(self.posting_queue_pairs().map(|qp| (qp.posted, qp)))
+        starts_and_ends(self.posting_queue_pairs().map(|qp| (qp.post_time_span, qp)))
     }
 
     /// Returns true if no queue pair ever had a second operation outstanding, so that round trips determine the rate.
@@ -62,7 +62,7 @@ impl OperationProfile {
         let working = self.threads.iter().filter(|thread| {
             thread.posts > 0 || only_receives && (thread.recv_posts > 0 || thread.completions > 0)
         });
-        max_overlapping(working.map(|thread| thread.posted)).max(1)
+        max_overlapping(working.map(|thread| thread.post_time_span)).max(1)
     }
 
     /// Effective number of locks of the atomics of all queue pairs: equally busy locks with the load of the busiest
@@ -74,7 +74,7 @@ impl OperationProfile {
             .iter()
             .flat_map(|qp| &qp.atomics_by_low_address_bits)
         {
-            let count = count_by_slot.entry(slot.slot).or_default();
+            let count = count_by_slot.entry(slot.low_address_bits).or_default();
             *count = count.saturating_add(slot.count);
         }
         let busiest = *count_by_slot
@@ -114,7 +114,7 @@ fn max_overlapping(spans: impl Iterator<Item = Option<TimeSpan>>) -> u32 {
 
 /// The queue pairs in use at a time, by their number of operations.
 struct BusyQueuePairs {
-    queue_pairs_by_operations: BTreeMap<u64, u64>,
+    queue_pair_count_by_operations: BTreeMap<u64, u64>,
     total_operations: u64,
     max_effective_count: u32,
 }
@@ -122,7 +122,7 @@ struct BusyQueuePairs {
 impl Default for BusyQueuePairs {
     fn default() -> Self {
         Self {
-            queue_pairs_by_operations: BTreeMap::new(),
+            queue_pair_count_by_operations: BTreeMap::new(),
             total_operations: 0,
             max_effective_count: 1,
         }
@@ -131,12 +131,12 @@ impl Default for BusyQueuePairs {
 
 impl BusyQueuePairs {
     fn begin_or_end_use(&mut self, work: u64, begins: bool) {
-        let count = self.queue_pairs_by_operations.entry(work).or_default();
+        let count = self.queue_pair_count_by_operations.entry(work).or_default();
         if begins {
             *count += 1;
             self.total_operations = self.total_operations.saturating_add(work);
             let busiest = self
-                .queue_pairs_by_operations
+                .queue_pair_count_by_operations
                 .last_key_value()
                 .map_or(1, |(work, _)| *work);
             let even = round_to_u32_at_least_1(
@@ -146,7 +146,7 @@ impl BusyQueuePairs {
         } else {
             *count -= 1;
             if *count == 0 {
-                self.queue_pairs_by_operations.remove(&work);
+                self.queue_pair_count_by_operations.remove(&work);
             }
             self.total_operations = self.total_operations.saturating_sub(work);
         }
@@ -156,14 +156,14 @@ impl BusyQueuePairs {
 #[cfg(test)]
 mod tests {
     use super::super::tests::sends;
-    use super::super::{SlotCount, Thread};
+    use super::super::{AtomicSlotCount, Thread};
     use super::*;
-    use crate::profile::builtin;
+    use crate::profile::builtin_profile;
     use crate::verb::Transport;
 
     #[test]
     fn what_comes_one_after_the_other_is_not_there_together() {
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let span = |first_ns, last_ns| Some(TimeSpan { first_ns, last_ns });
         let of = |spans: &[Option<TimeSpan>]| {
             let mut profile = sends(60, 1600, 100);
@@ -171,7 +171,7 @@ mod tests {
             profile.queue_pairs = spans
                 .iter()
                 .map(|posted| QueuePair {
-                    posted: *posted,
+                    post_time_span: *posted,
                     ..qp.clone()
                 })
                 .collect();
@@ -179,7 +179,7 @@ mod tests {
                 .iter()
                 .map(|posted| Thread {
                     posts: 1,
-                    posted: *posted,
+                    post_time_span: *posted,
                     ..Thread::default()
                 })
                 .collect();
@@ -214,7 +214,10 @@ mod tests {
 
     #[test]
     fn uneven_locks_count_as_fewer() {
-        let slot = |slot, count| SlotCount { slot, count };
+        let slot = |slot, count| AtomicSlotCount {
+            low_address_bits: slot,
+            count,
+        };
         let mut profile = OperationProfile::default();
         assert_eq!(profile.effective_atomic_locks(), None);
         let mut qp = QueuePair::new(1, Transport::Rc);

@@ -37,7 +37,7 @@ impl OperationProfile {
                 });
             }
             qp.postlists = qp.postlists.min(qp.posted_operations());
-            qp.runs = qp.runs.min(qp.postlists);
+            qp.unpolled_postlist_runs = qp.unpolled_postlist_runs.min(qp.postlists);
             qp.adjacent_reads = qp.adjacent_reads.min(qp.posted_operations());
             if qp.atomics_of_known_address() > qp.posted_operations() {
                 qp.atomics_by_low_address_bits.clear();
@@ -57,13 +57,22 @@ impl OperationProfile {
         profile: &Profile,
     ) -> Result<LinkTransactions, OperationError> {
         let mut all = LinkTransactions::default();
-        for load in self.mix().iter().flat_map(|mix| &mix.loads) {
-            let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
+        for load in self
+            .own_machine_mix()
+            .iter()
+            .flat_map(|mix| &mix.operations)
+        {
+            let one = Footprint::of_one(
+                profile,
+                &load.operation,
+                load.post_method,
+                load.mean_postlist_len,
+            )?;
             let side = match load.role {
                 Role::Requester => &one.requester,
                 Role::Responder => &one.responder,
             };
-            all.add_multiple(side, load.per_request);
+            all.add_multiple(side, load.operations_per_request);
         }
         Ok(all)
     }
@@ -72,7 +81,7 @@ impl OperationProfile {
     /// received message.
     ///
     /// Work apart from verbs is not included. `None` if nothing was posted or received.
-    pub fn mix(&self) -> Option<Mix> {
+    pub fn own_machine_mix(&self) -> Option<Mix> {
         let total = self.posted_or_received_operations();
         if total == 0 {
             return None;
@@ -85,11 +94,12 @@ impl OperationProfile {
             for lists in qp.postlists_by_method() {
                 for counted in qp.sent.iter().filter(|counted| counted.count > 0) {
                     loads.push(MixOperation {
-                        method: PostMethod::of_postlist(lists.mean_len),
-                        postlist: lists.mean_len,
+                        post_method: PostMethod::of_postlist(lists.mean_len),
+                        mean_postlist_len: lists.mean_len,
                         queue_pairs: Some(queue_pairs),
                         lock_slots,
-                        per_request: lists.work_request_share * count_to_f64(counted.count)
+                        operations_per_request: lists.work_request_share
+                            * count_to_f64(counted.count)
                             / count_to_f64(total),
                         ..MixOperation::new(counted.operation, Role::Requester)
                     });
@@ -98,27 +108,27 @@ impl OperationProfile {
             for counted in qp.received.iter().filter(|counted| counted.count > 0) {
                 loads.push(MixOperation {
                     queue_pairs: Some(receiving),
-                    per_request: count_to_f64(counted.count) / count_to_f64(total),
+                    operations_per_request: count_to_f64(counted.count) / count_to_f64(total),
                     ..MixOperation::new(counted.operation, Role::Responder)
                 });
             }
         }
         Some(Mix {
-            outstanding: self.max_outstanding(),
+            max_outstanding: self.max_outstanding(),
             ..Mix::new(loads).on_cores(self.max_concurrent_posters())
         })
     }
 
     /// The work of one peer for one operation of the program.
-    fn peers_mix(&self) -> Option<Mix> {
-        let peers = f64::from(self.peers.max(1));
-        let mut mix = self.mix()?;
-        for load in &mut mix.loads {
+    fn mix_of_one_peer(&self) -> Option<Mix> {
+        let peers = f64::from(self.peer_count.max(1));
+        let mut mix = self.own_machine_mix()?;
+        for load in &mut mix.operations {
             load.role = match load.role {
                 Role::Requester => Role::Responder,
                 Role::Responder => Role::Requester,
             };
-            load.per_request /= peers;
+            load.operations_per_request /= peers;
             load.queue_pairs = None;
             // The peer's postlists are not known: they are assumed to be long.
             if load.role == Role::Requester {
@@ -129,9 +139,12 @@ impl OperationProfile {
         let work = self.peers_work;
         Some(Mix {
             cores: work.map(|work| work.cores),
-            app_ns: work.and_then(|work| work.app_ns).unwrap_or(0.0) / peers,
-            shared_ns: work.map_or(0.0, |work| work.serialized_ns) / peers,
-            outstanding: None,
+            app_ns_per_request: work
+                .and_then(|work| work.app_ns_per_operation)
+                .unwrap_or(0.0)
+                / peers,
+            serialized_app_ns_per_request: work.map_or(0.0, |work| work.serialized_ns) / peers,
+            max_outstanding: None,
             ..mix
         })
     }
@@ -141,14 +154,16 @@ impl OperationProfile {
     /// # Errors
     /// Returned if the NIC cannot execute one of the operations.
     pub fn predict(&self, profile: &Profile) -> Result<Option<Prediction>, OperationError> {
-        let (Some(own), Some(peers)) = (self.mix(), self.peers_mix()) else {
+        let (Some(own), Some(peers)) = (self.own_machine_mix(), self.mix_of_one_peer()) else {
             return Ok(None);
         };
         let requester = Bounds::of(profile, &own)?;
         let mut responder = Bounds::of(profile, &peers)?;
-        let work_is_unknown = self.peers_work.is_some_and(|work| work.app_ns.is_none());
-        if work_is_unknown && !responder.unknown.contains(&Resource::Cpu) {
-            responder.unknown.push(Resource::Cpu);
+        let work_is_unknown = self
+            .peers_work
+            .is_some_and(|work| work.app_ns_per_operation.is_none());
+        if work_is_unknown && !responder.unknown_resources.contains(&Resource::Cpu) {
+            responder.unknown_resources.push(Resource::Cpu);
         }
         let sides = [(Role::Requester, &requester), (Role::Responder, &responder)];
         let rates = sides.into_iter().filter_map(|(role, bounds)| {
@@ -157,10 +172,10 @@ impl OperationProfile {
         let slower = rates.min_by(|a, b| a.1.total_cmp(&b.1));
         Ok(slower.map(|(slower, rate_mops, bottleneck)| Prediction {
             rate_mops,
-            slower,
+            slower_role: slower,
             bottleneck,
-            requester,
-            responder,
+            own_machine_bounds: requester,
+            peer_bounds: responder,
         }))
     }
 }
@@ -169,23 +184,23 @@ impl OperationProfile {
 mod tests {
     use super::super::tests::sends;
     use super::super::{
-        CountedOperations, PostlistsByLength, PostlistsByMethod, QueuePair, SlotCount, Thread,
-        VERSION,
+        AtomicSlotCount, CountedOperations, PostlistsByLength, PostlistsByMethod, QueuePair,
+        Thread, VERSION,
     };
     use super::*;
     use crate::operation::Operation;
-    use crate::profile::builtin;
+    use crate::profile::builtin_profile;
     use crate::verb::{Transport, Verb};
 
     #[test]
     fn a_profile_is_predicted_like_the_mix_that_it_is() {
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let prediction = sends(60, 1600, 100)
             .predict(cib)
             .expect("possible")
             .expect("sent");
         assert_eq!(prediction.bottleneck, Resource::QueuePairUnits);
-        assert_eq!(prediction.slower, Role::Requester);
+        assert_eq!(prediction.slower_role, Role::Requester);
         assert!(
             (prediction.rate_mops - 8.26).abs() < 0.01,
             "{}",
@@ -199,7 +214,7 @@ mod tests {
     /// change the rate little.
     #[test]
     fn lengths_of_lists_are_not_averaged() {
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let rate = |profile: OperationProfile| {
             let prediction = profile.predict(cib).expect("possible").expect("sent");
             prediction.rate_mops
@@ -208,14 +223,20 @@ mod tests {
         let mut one_list = sends(60, 100_000, 99_999);
         let lengths = [(1, 99_998), (2, 1)];
         one_list.queue_pairs[0].postlist_lengths = lengths
-            .map(|(at_most, count)| PostlistsByLength { at_most, count })
+            .map(|(at_most, count)| PostlistsByLength {
+                max_postlist_len: at_most,
+                count,
+            })
             .to_vec();
         assert!((rate(one_list) / singles - 1.0).abs() < 0.001);
         // Half of the work requests in postlists of 16.
         let mut mixed = sends(60, 3200, 1700);
         let lengths = [(1, 1600), (16, 100)];
         mixed.queue_pairs[0].postlist_lengths = lengths
-            .map(|(at_most, count)| PostlistsByLength { at_most, count })
+            .map(|(at_most, count)| PostlistsByLength {
+                max_postlist_len: at_most,
+                count,
+            })
             .to_vec();
         let lists: Vec<_> = mixed.queue_pairs[0].postlists_by_method();
         assert_eq!(
@@ -238,10 +259,13 @@ mod tests {
             QueuePair {
                 sent: vec![CountedOperations { operation, count }],
                 postlists: count,
-                runs: count,
+                unpolled_postlist_runs: count,
                 atomics_by_low_address_bits: slots
                     .iter()
-                    .map(|&slot| SlotCount { slot, count: 100 })
+                    .map(|&slot| AtomicSlotCount {
+                        low_address_bits: slot,
+                        count: 100,
+                    })
                     .collect(),
                 ..QueuePair::new(qpn, Transport::Rc)
             }
@@ -251,9 +275,9 @@ mod tests {
             queue_pairs: queue_pairs.collect(),
             ..OperationProfile::default()
         };
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let predicted = profile.predict(cib).expect("possible").expect("sent");
-        let bound = predicted.responder.rate_mops(Resource::AtomicLocks);
+        let bound = predicted.peer_bounds.rate_mops(Resource::AtomicLocks);
         bound.expect("atomics need locks")
     }
 
@@ -271,7 +295,7 @@ mod tests {
         let mut profile = sends(32, 1600, 100);
         let qp = &mut profile.queue_pairs[0];
         qp.received = std::mem::take(&mut qp.sent);
-        (qp.postlists, qp.runs) = (0, 0);
+        (qp.postlists, qp.unpolled_postlist_runs) = (0, 0);
         profile.queue_pairs = vec![qp.clone(); 4];
         profile.threads = (0..4)
             .map(|id| Thread {
@@ -282,7 +306,7 @@ mod tests {
             })
             .collect();
         assert_eq!(profile.max_concurrent_posters(), 4);
-        let cib = builtin("cib").expect("built in");
+        let cib = builtin_profile("cib").expect("built in");
         let predicted = profile.predict(cib).expect("possible").expect("received");
         assert_eq!(predicted.bottleneck, Resource::NicInbound);
     }

@@ -11,7 +11,7 @@ impl Profile {
     /// and accesses beyond the core's own caches do not: the bus, the caches and the memory have clocks of their own.
     #[must_use]
     pub fn with_active_cores(&self, active_cores: u32) -> Cow<'_, Self> {
-        let slowdown = self.slowdown(active_cores);
+        let slowdown = self.slowdown_factor(active_cores);
         if slowdown == 1.0 {
             return Cow::Borrowed(self);
         }
@@ -23,10 +23,10 @@ impl Profile {
     /// Factor by which a core of the host is slower with so many active cores than alone: 1 if the profile has no
     /// turbo frequencies.
     #[must_use]
-    pub fn slowdown(&self, active_cores: u32) -> f64 {
+    pub fn slowdown_factor(&self, active_cores: u32) -> f64 {
         self.turbo
             .as_ref()
-            .map_or(1.0, |turbo| turbo.slowdown(active_cores))
+            .map_or(1.0, |turbo| turbo.slowdown_factor(active_cores))
     }
 }
 
@@ -54,20 +54,23 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use crate::Profile;
-    use crate::profile::builtin;
+    use crate::profile::builtin_profile;
 
     fn cib() -> &'static Profile {
-        builtin("cib").expect("built in")
+        builtin_profile("cib").expect("built in")
     }
 
     #[test]
     fn each_active_core_slows_the_others_down_until_the_last_clock_rate() {
-        assert_eq!(cib().slowdown(0), 1.0);
-        assert_eq!(cib().slowdown(1), 1.0);
-        assert_eq!(cib().slowdown(3), 3.0 / 2.8);
-        assert_eq!(cib().slowdown(6), 3.0 / 2.5);
-        assert_eq!(cib().slowdown(14), 3.0 / 2.5);
-        assert_eq!(builtin("cx3").expect("built in").slowdown(8), 1.0);
+        assert_eq!(cib().slowdown_factor(0), 1.0);
+        assert_eq!(cib().slowdown_factor(1), 1.0);
+        assert_eq!(cib().slowdown_factor(3), 3.0 / 2.8);
+        assert_eq!(cib().slowdown_factor(6), 3.0 / 2.5);
+        assert_eq!(cib().slowdown_factor(14), 3.0 / 2.5);
+        assert_eq!(
+            builtin_profile("cx3").expect("built in").slowdown_factor(8),
+            1.0
+        );
     }
 
     #[test]
@@ -84,7 +87,7 @@ mod tests {
     #[test]
     fn each_clock_rate_is_a_number_that_can_be_changed() {
         let changed = cib().with_number("turbo.ghz.3", 1.5).expect("a number");
-        assert_eq!(changed.slowdown(3), 2.0);
+        assert_eq!(changed.slowdown_factor(3), 2.0);
         let numbers = changed.numbers();
         let third = numbers.iter().find(|number| number.key == "turbo.ghz.3");
         assert_eq!(third.map(|number| number.value), Some(1.5));

@@ -1,24 +1,27 @@
 //! NIC profiles: a NIC, its PCIe link, its port and its host as numbers, each with its evidence.
 
 mod active_cores;
-mod adapter;
+mod adapter_without_costs;
 mod builtin;
 mod dpu;
 mod error;
+mod host_or_dpu;
 mod identity;
-mod place;
 mod section;
 mod sourced;
 mod turbo;
 
 use serde::{Deserialize, Serialize};
 
-pub use adapter::{Adapter, CapabilityValue, adapter, adapters};
-pub use builtin::{TEMPLATE, builtin, builtins};
+pub use adapter_without_costs::{
+    AdapterWithoutCosts, CapabilityValue, adapter_without_cost_profile,
+    adapters_without_cost_profile,
+};
+pub use builtin::{PROFILE_TEMPLATE_TOML, builtin_profile, builtin_profiles};
 pub use dpu::Dpu;
 pub use error::{ImpossibleValue, ProfileError};
+pub use host_or_dpu::CorePlace;
 pub use identity::Identity;
-pub use place::CorePlace;
 pub use section::ProfileNumber;
 pub use sourced::{Evidence, Sourced};
 pub use turbo::Turbo;
@@ -26,7 +29,7 @@ pub use turbo::Turbo;
 use section::section;
 
 /// The version of the profile format that this crate reads.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// The numbers of a NIC and its host.
 ///
@@ -34,7 +37,7 @@ pub const SCHEMA: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Version of the format: [`SCHEMA`].
+    /// Version of the format: [`SCHEMA_VERSION`].
     pub schema: u32,
     /// Short name, as on a command line: lower-case letters, digits, `-` and `_`.
     pub name: String,
@@ -55,7 +58,7 @@ pub struct Profile {
     /// The link between processor and NIC.
     pub pcie: Pcie,
     /// Sizes of WQEs and CQEs.
-    pub wqe: Wqe,
+    pub wqe: WqeSizes,
     /// Processing times of the NIC itself.
     pub processing: ProcessingTimes,
     /// The NIC's locks for atomics.
@@ -158,7 +161,7 @@ section! {
 
 section! {
     /// Sizes of WQEs and CQEs.
-    pub struct Wqe in "wqe" {
+    pub struct WqeSizes in "wqe" {
         /// Header of a SEND, WRITE or READ on RC, with the size field of inlined data.
         rc_header_bytes: Sourced<u32> = 8 to 256,
         /// Header of a SEND or WRITE on UC, with the size field of inlined data.
@@ -276,7 +279,7 @@ fn key_and_range_at_offset(text: &str, at: usize) -> Option<(String, (f64, f64))
     let range = match table.trim() {
         "host" => Host::range(field),
         "pcie" => Pcie::range(field),
-        "wqe" => Wqe::range(field),
+        "wqe" => WqeSizes::range(field),
         "processing" => ProcessingTimes::range(field),
         "atomics" => AtomicLocks::range(field),
         "port" => Port::range(field),
@@ -309,7 +312,9 @@ impl Profile {
     pub fn numbers(&self) -> Vec<ProfileNumber<'_>> {
         let mut all = Vec::new();
         self.host.numbers(&mut all);
-        self.turbo.iter().for_each(|turbo| turbo.numbers(&mut all));
+        self.turbo
+            .iter()
+            .for_each(|turbo| turbo.add_numbers_to(&mut all));
         self.pcie.numbers(&mut all);
         self.wqe.numbers(&mut all);
         self.processing.numbers(&mut all);
@@ -330,7 +335,7 @@ impl Profile {
         let (table, field) = key.split_once('.')?;
         let is_set = match table {
             "host" => changed.host.set(field, value),
-            "turbo" => changed.turbo.as_mut()?.set(field, value),
+            "turbo" => changed.turbo.as_mut()?.set_clock_rate(field, value),
             "pcie" => changed.pcie.set(field, value),
             "wqe" => changed.wqe.set(field, value),
             "processing" => changed.processing.set(field, value),
@@ -355,12 +360,12 @@ impl Profile {
             found.map_or(1, |index| index + 1)
         };
         let mut problems = Vec::new();
-        if self.schema != SCHEMA {
+        if self.schema != SCHEMA_VERSION {
             problems.push(ImpossibleValue {
                 line: line_of_key("schema"),
                 key: "schema".to_owned(),
                 message: format!(
-                    "version {} of the format is not known; this program reads version {SCHEMA}",
+                    "version {} of the format is not known; this program reads version {SCHEMA_VERSION}",
                     self.schema
                 ),
             });
@@ -402,7 +407,7 @@ impl Profile {
         let dpu = self.dpu.iter();
         dpu.for_each(|dpu| dpu.out_of_range(&mut out_of_range));
         problems.extend(out_of_range.into_iter().map(|number| ImpossibleValue {
-            line: line(number.at),
+            line: line(number.byte_offset),
             key: number.key,
             message: format!(
                 "{} is out of range; it must be from {} to {}",

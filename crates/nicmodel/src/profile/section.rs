@@ -16,11 +16,14 @@ pub struct ProfileNumber<'a> {
     /// `published`, `derived`, `fitted` or `assumed`.
     pub source: &'static str,
     /// The evidence in words.
-    #[serde(serialize_with = "in_words")]
+    #[serde(serialize_with = "serialize_evidence_in_words")]
     pub evidence: &'a Evidence,
 }
 
-fn in_words<S: serde::Serializer>(evidence: &&Evidence, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_evidence_in_words<S: serde::Serializer>(
+    evidence: &&Evidence,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_str(evidence)
 }
 
@@ -30,17 +33,17 @@ pub(super) trait NumberField {
     fn number(&self) -> Option<(f64, &Evidence, usize)>;
 
     /// Sets another value; returns false if the number is unknown.
-    fn set(&mut self, value: f64) -> bool;
+    fn set_value(&mut self, value: f64) -> bool;
 }
 
 /// A type of numbers in profiles.
 pub(super) trait ProfileValue: Copy + Into<f64> {
     /// Returns the nearest value of the type.
-    fn nearest(value: f64) -> Self;
+    fn from_nearest_f64(value: f64) -> Self;
 }
 
 impl ProfileValue for f64 {
-    fn nearest(value: f64) -> Self {
+    fn from_nearest_f64(value: f64) -> Self {
         value
     }
 }
@@ -51,7 +54,7 @@ impl ProfileValue for u32 {
         clippy::cast_sign_loss,
         reason = "the cast saturates"
     )]
-    fn nearest(value: f64) -> Self {
+    fn from_nearest_f64(value: f64) -> Self {
         value.round() as Self
     }
 }
@@ -61,8 +64,8 @@ impl<T: ProfileValue> NumberField for Sourced<T> {
         Some((self.value.into(), &self.evidence, self.span.start))
     }
 
-    fn set(&mut self, value: f64) -> bool {
-        self.value = T::nearest(value);
+    fn set_value(&mut self, value: f64) -> bool {
+        self.value = T::from_nearest_f64(value);
         true
     }
 }
@@ -72,8 +75,8 @@ impl<T: ProfileValue> NumberField for Option<Sourced<T>> {
         self.as_ref().and_then(NumberField::number)
     }
 
-    fn set(&mut self, value: f64) -> bool {
-        self.as_mut().is_some_and(|number| number.set(value))
+    fn set_value(&mut self, value: f64) -> bool {
+        self.as_mut().is_some_and(|number| number.set_value(value))
     }
 }
 
@@ -84,7 +87,7 @@ pub(super) struct OutOfRange {
     pub(super) low: f64,
     pub(super) high: f64,
     /// Byte offset in the text.
-    pub(super) at: usize,
+    pub(super) byte_offset: usize,
 }
 
 /// Defines a table of the profile: each field with its documentation, type and range.
@@ -121,7 +124,7 @@ macro_rules! section {
             pub(in crate::profile) fn set(&mut self, field: &str, value: f64) -> bool {
                 $(
                     if field == stringify!($field) {
-                        return $crate::profile::section::NumberField::set(&mut self.$field, value);
+                        return $crate::profile::section::NumberField::set_value(&mut self.$field, value);
                     }
                 )+
                 false
@@ -147,7 +150,7 @@ macro_rules! section {
                             value,
                             low: f64::from($low),
                             high: f64::from($high),
-                            at,
+                            byte_offset: at,
                         });
                     }
                 )+

@@ -18,7 +18,7 @@ pub struct Turbo {
 impl Turbo {
     /// Factor by which a core that runs beside others is slower than a core that runs alone: at least 1.
     #[must_use]
-    pub fn slowdown(&self, active_cores: u32) -> f64 {
+    pub fn slowdown_factor(&self, active_cores: u32) -> f64 {
         let rates = &self.ghz.value;
         let index = (active_cores.max(1) as usize - 1).min(rates.len().saturating_sub(1));
         match (rates.first(), rates.get(index)) {
@@ -28,7 +28,7 @@ impl Turbo {
     }
 
     /// Adds each clock rate, under the number of active cores.
-    pub(super) fn numbers<'a>(&'a self, into: &mut Vec<ProfileNumber<'a>>) {
+    pub(super) fn add_numbers_to<'a>(&'a self, into: &mut Vec<ProfileNumber<'a>>) {
         let evidence = &self.ghz.evidence;
         for (cores, &value) in (1..).zip(&self.ghz.value) {
             into.push(ProfileNumber {
@@ -42,7 +42,7 @@ impl Turbo {
     }
 
     /// Sets the clock rate of a field such as `ghz.3`; returns false if there is no such field.
-    pub(super) fn set(&mut self, field: &str, value: f64) -> bool {
+    pub(super) fn set_clock_rate(&mut self, field: &str, value: f64) -> bool {
         let cores = field
             .strip_prefix("ghz.")
             .and_then(|cores| cores.parse().ok());

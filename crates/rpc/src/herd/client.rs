@@ -6,16 +6,16 @@ use verbs::{
 };
 
 use super::layout::{RequestRegionLayout, trailer_word};
-use crate::outbox::Outbox;
-use crate::{MAX_BATCH, ReceivedDatagram, RpcError, UdPort, UdPortConfig};
+use crate::payload_staging::PayloadStaging;
+use crate::{BufferedUdQp, BufferedUdQpConfig, MAX_BATCH, ReceivedDatagram, RpcError};
 
 /// A client that is not connected to a server yet.
 #[derive(Debug)]
 pub struct PreparedClient {
     pd: ProtectionDomain,
-    uc: PreparedQp<Uc>,
+    uc_qp: PreparedQp<Uc>,
     uc_cq: verbs::CompletionQueue,
-    port: UdPort,
+    ud_qp: BufferedUdQp,
 }
 
 impl PreparedClient {
@@ -27,7 +27,7 @@ impl PreparedClient {
     pub fn new(
         pd: &ProtectionDomain,
         request_payload: u32,
-        config: &UdPortConfig,
+        config: &BufferedUdQpConfig,
     ) -> Result<Self, RpcError> {
         let uc_cq = pd.context().create_cq(config.send_depth.max(16))?;
         let mut uc = pd
@@ -40,29 +40,29 @@ impl PreparedClient {
             uc = uc.gid_index(index);
         }
         let uc = uc.build()?;
-        let port = UdPort::new(
+        let port = BufferedUdQp::new(
             pd,
-            &UdPortConfig {
+            &BufferedUdQpConfig {
                 send_depth: 1,
                 ..config.clone()
             },
         )?;
         Ok(Self {
             pd: pd.clone(),
-            uc,
+            uc_qp: uc,
             uc_cq,
-            port,
+            ud_qp: port,
         })
     }
 
     /// Returns the endpoint of the UC queue pair that WRITEs requests.
     pub fn uc_endpoint(&self) -> QpEndpoint {
-        self.uc.endpoint()
+        self.uc_qp.endpoint()
     }
 
     /// Returns the endpoint of the UD queue pair that receives answers.
     pub fn ud_endpoint(&self) -> QpEndpoint {
-        self.port.endpoint()
+        self.ud_qp.endpoint()
     }
 
     /// Connects to the server's queue pair. `region` is this client's request region at the server.
@@ -76,7 +76,7 @@ impl PreparedClient {
         region: RemoteMemory,
         layout: RequestRegionLayout,
     ) -> Result<Client, RpcError> {
-        self.connect_to_all(server, &[region], layout)
+        self.connect_to_all_workers(server, &[region], layout)
     }
 
     /// Connects to the server's queue pair. `regions` has the request region of this client at each of the server's
@@ -85,14 +85,14 @@ impl PreparedClient {
     /// # Errors
     /// [`RpcError`] if the provider refuses the connection, if `regions` is empty, or if a region
     /// is smaller than the layout.
-    pub fn connect_to_all(
+    pub fn connect_to_all_workers(
         self,
         server: &QpEndpoint,
         regions: &[RemoteMemory],
         layout: RequestRegionLayout,
     ) -> Result<Client, RpcError> {
         layout.check()?;
-        let short = |region: &&RemoteMemory| region.len < layout.client_bytes() as u64;
+        let short = |region: &&RemoteMemory| region.len < layout.bytes_per_client() as u64;
         if let Some(region) = regions.iter().find(short) {
             return Err(RpcError::Config(format!(
                 "a region of {} bytes for {layout:?}",
@@ -102,8 +102,8 @@ impl PreparedClient {
         let Some(&region) = regions.first() else {
             return Err(RpcError::Config("no region to WRITE to".to_owned()));
         };
-        let uc = self.uc.connect(server)?;
-        let outbox = Outbox::new(
+        let uc = self.uc_qp.connect(server)?;
+        let outbox = PayloadStaging::new(
             &self.pd,
             layout.slot_bytes(),
             uc.max_inline_data(),
@@ -112,12 +112,12 @@ impl PreparedClient {
         Ok(Client {
             // A client never has more than a window outstanding. A shorter postlist touches less
             // memory if many clients share a process.
-            request_postlist: uc.postlist(MAX_BATCH.min(layout.window as usize)),
-            outbox,
+            request_postlist: uc.postlist(MAX_BATCH.min(layout.slots_per_client as usize)),
+            payload_staging: outbox,
             send_depth: uc.max_send_wr() as u64,
-            uc,
+            uc_qp: uc,
             uc_cq: self.uc_cq,
-            port: self.port,
+            ud_qp: self.ud_qp,
             request_region: region,
             layout,
             last_request_number: 0,
@@ -141,7 +141,7 @@ impl PreparedClient {
 pub struct Client {
     last_request_number: u32,
     completion_buffer: Box<WcBuffer<MAX_BATCH>>,
-    port: UdPort,
+    ud_qp: BufferedUdQp,
     layout: RequestRegionLayout,
     request_region: RemoteMemory,
     request_postlist: Postlist<Uc>,
@@ -149,8 +149,8 @@ pub struct Client {
     completed_requests: u64,
     unsignaled_requests: u64,
     send_depth: u64,
-    uc: QueuePair<Uc>,
-    outbox: Outbox,
+    uc_qp: QueuePair<Uc>,
+    payload_staging: PayloadStaging,
     message_scratch: Vec<u8>,
     uc_cq: verbs::CompletionQueue,
     /// Number of the last request and region of each worker. For the selected worker, `last_request_number` and
@@ -203,7 +203,7 @@ impl Client {
         for i in 0..count.min(MAX_BATCH) {
             self.prepare_request(fill(i))?;
         }
-        self.flush()
+        self.post_prepared_requests()
     }
 
     /// Prepares a request and returns its number; [`flush`](Self::flush) WRITEs all prepared
@@ -217,7 +217,7 @@ impl Client {
     /// [`RpcError`] if a completion has failed or the post is refused.
     #[inline]
     pub fn prepare_request(&mut self, payload: &[u8]) -> Result<u32, RpcError> {
-        if payload.len() > self.layout.payload as usize {
+        if payload.len() > self.layout.max_payload_bytes as usize {
             return Err(RpcError::Config(format!(
                 "a request of {} bytes for {:?}",
                 payload.len(),
@@ -226,7 +226,7 @@ impl Client {
         }
         let number = self.last_request_number.wrapping_add(1);
         // The window is a power of two.
-        let slot = (self.last_request_number & (self.layout.window - 1)) as usize;
+        let slot = (self.last_request_number & (self.layout.slots_per_client - 1)) as usize;
         let word = trailer_word(number, payload).to_le_bytes();
         let padded = payload.len().next_multiple_of(8);
         let message = if padded == 0 {
@@ -244,7 +244,7 @@ impl Client {
             len: message.len() as u64,
             rkey: self.request_region.rkey,
         };
-        match self.outbox.stage_unless_inline(
+        match self.payload_staging.stage_unless_inline(
             self.posted_requests + self.request_postlist.len() as u64,
             message,
         ) {
@@ -260,14 +260,14 @@ impl Client {
     /// # Errors
     /// [`RpcError`] if a completion has failed or the post is refused.
     #[inline]
-    pub fn flush(&mut self) -> Result<(), RpcError> {
-        let posted = self.post();
+    pub fn post_prepared_requests(&mut self) -> Result<(), RpcError> {
+        let posted = self.post_request_postlist();
         self.request_postlist.clear();
         posted
     }
 
     #[inline]
-    fn post(&mut self) -> Result<(), RpcError> {
+    fn post_request_postlist(&mut self) -> Result<(), RpcError> {
         let wrs = self.request_postlist.len() as u64;
         if wrs == 0 {
             return Ok(());
@@ -285,13 +285,13 @@ impl Client {
             self.wait_for_send_room(wrs)?;
         }
         self.posted_requests += wrs;
-        Ok(self.uc.post_send(&mut self.request_postlist)?)
+        Ok(self.uc_qp.post_send(&mut self.request_postlist)?)
     }
 
     /// Polls send completions until the send queue has room for `wrs` more requests.
     #[cold]
     fn wait_for_send_room(&mut self, wrs: u64) -> Result<(), RpcError> {
-        crate::port::check_postlist_fits_send_queue(wrs, self.send_depth)?;
+        crate::buffered_ud_qp::check_postlist_fits_send_queue(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
         while self.posted_requests + wrs - self.completed_requests > self.send_depth {
@@ -305,7 +305,7 @@ impl Client {
 
     /// Returns the CQ of answers.
     pub fn recv_cq(&self) -> &verbs::CompletionQueue {
-        self.port.recv_cq()
+        self.ud_qp.recv_cq()
     }
 
     /// Receives up to [`MAX_BATCH`] answers, whose immediate is the number of the request. Returns
@@ -315,7 +315,7 @@ impl Client {
     /// [`RpcError`] if a completion has failed or a RECV is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(ReceivedDatagram<'_>)) -> Result<usize, RpcError> {
-        self.port
+        self.ud_qp
             .poll_received(MAX_BATCH, &mut self.completion_buffer, each)
     }
 }
@@ -325,7 +325,7 @@ mod tests {
     use verbs::PortAndGidIndex;
 
     use super::*;
-    use crate::herd::{DoorbellPolicy, Server, connect_client};
+    use crate::herd::{BatchPolicy, Server, connect_client};
 
     #[test]
     fn a_postlist_that_no_send_queue_holds_is_refused() {
@@ -336,25 +336,25 @@ mod tests {
             port_num: 1,
             gid_index: context.default_gid_index(1).expect("one"),
         };
-        let config = UdPortConfig {
+        let config = BufferedUdQpConfig {
             send_depth: 16,
-            ..UdPortConfig::default()
+            ..BufferedUdQpConfig::default()
         };
         let layout = RequestRegionLayout {
-            window: 64,
-            payload: 0,
+            slots_per_client: 64,
+            max_payload_bytes: 0,
         };
-        let doorbells = DoorbellPolicy {
+        let doorbells = BatchPolicy {
             max_batch: 1,
-            ..DoorbellPolicy::default()
+            ..BatchPolicy::default()
         };
         let server =
-            Server::new(&pd, layout, 1, doorbells, &UdPortConfig::default()).expect("made");
+            Server::new(&pd, layout, 1, doorbells, &BufferedUdQpConfig::default()).expect("made");
         let client = PreparedClient::new(&pd, 0, &config).expect("made");
         let cq = context.create_cq(1).expect("a CQ");
         let ends = (&client.uc_endpoint(), &client.ud_endpoint());
         let connected = connect_client(&pd, port, &cq, ends).expect("connected");
-        let slots = server.region_of(0).expect("the first");
+        let slots = server.region_of_client(0).expect("the first");
         let mut client = client
             .connect(&connected.server_endpoint, slots, layout)
             .expect("connected");

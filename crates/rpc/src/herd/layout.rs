@@ -8,26 +8,30 @@ use crate::RpcError;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct RequestRegionLayout {
     /// Number of slots of a client, a power of two.
-    pub window: u32,
+    #[serde(rename = "window")]
+    pub slots_per_client: u32,
     /// Maximum payload of a request in bytes, a multiple of 8.
-    pub payload: u32,
+    #[serde(rename = "payload")]
+    pub max_payload_bytes: u32,
 }
 
 impl RequestRegionLayout {
     /// Returns the bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
-        self.payload as usize + 8
+        self.max_payload_bytes as usize + 8
     }
 
     /// Returns the bytes of all slots of a client.
-    pub fn client_bytes(&self) -> usize {
-        self.slot_bytes() * self.window as usize
+    pub fn bytes_per_client(&self) -> usize {
+        self.slot_bytes() * self.slots_per_client as usize
     }
 
     pub(super) fn check(&self) -> Result<(), RpcError> {
         // A power of two divides the 2^32 request numbers, so slots continue in order when numbers
         // wrap.
-        if !self.window.is_power_of_two() || !self.payload.is_multiple_of(8) || self.payload > 4096
+        if !self.slots_per_client.is_power_of_two()
+            || !self.max_payload_bytes.is_multiple_of(8)
+            || self.max_payload_bytes > 4096
         {
             return Err(RpcError::Config(format!(
                 "a request region needs a power of two as window and a payload of a multiple of 8 up to 4096: {self:?}"
@@ -44,7 +48,7 @@ impl RequestRegionLayout {
 /// hold the lower bits of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerTag {
-    worker_bits: u32,
+    shifted_worker_index: u32,
     number_mask: u32,
 }
 
@@ -57,7 +61,7 @@ impl WorkerTag {
 
     /// The tag for a single worker: the immediate is the number alone.
     pub const SINGLE_WORKER: Self = Self {
-        worker_bits: 0,
+        shifted_worker_index: 0,
         number_mask: u32::MAX,
     };
 
@@ -66,7 +70,7 @@ impl WorkerTag {
     pub fn of_worker(place: usize) -> Option<Self> {
         let place = u32::try_from(place).ok()?;
         ((place as usize) < Self::MAX_WORKERS).then_some(Self {
-            worker_bits: place << (32 - Self::WORKER_BITS),
+            shifted_worker_index: place << (32 - Self::WORKER_BITS),
             number_mask: u32::MAX >> Self::WORKER_BITS,
         })
     }
@@ -74,7 +78,7 @@ impl WorkerTag {
     /// Returns the immediate of the answer to the request with this number.
     #[inline]
     pub fn answer_imm(self, number: u32) -> u32 {
-        self.worker_bits | number & self.number_mask
+        self.shifted_worker_index | number & self.number_mask
     }
 
     /// Returns the worker's index in an immediate.
@@ -90,7 +94,7 @@ pub fn client_region(
     layout: &RequestRegionLayout,
     client: u32,
 ) -> Option<RemoteMemory> {
-    let bytes = layout.client_bytes() as u64;
+    let bytes = layout.bytes_per_client() as u64;
     let part = region.starting_at(bytes.checked_mul(client.into())?)?;
     (part.len >= bytes).then_some(RemoteMemory { len: bytes, ..part })
 }
@@ -160,8 +164,8 @@ mod tests {
     #[test]
     fn clients_have_parts_of_the_region_that_do_not_overlap() {
         let layout = RequestRegionLayout {
-            window: 4,
-            payload: 8,
+            slots_per_client: 4,
+            max_payload_bytes: 8,
         };
         let region = RemoteMemory {
             addr: 1 << 20,

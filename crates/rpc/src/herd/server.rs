@@ -8,9 +8,10 @@ use verbs::{
 };
 
 use super::layout::{RequestRegionLayout, WorkerTag, checksum, client_region};
-use crate::error::MAX_ANSWER_LIST;
+use crate::error::MAX_ANSWER_POSTLIST_LEN;
 use crate::{
-    MAX_BATCH, Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, UdPort, UdPortConfig,
+    BufferedUdQp, BufferedUdQpConfig, MAX_BATCH, Request, RequestReplier, RpcError, RpcHandler,
+    RpcWorkerCounts,
 };
 
 /// Number of requests that a worker's pass takes from each client.
@@ -31,41 +32,41 @@ pub enum RegionScan {
 
 /// Parameters of a worker's passes and of its doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DoorbellPolicy {
+pub struct BatchPolicy {
     /// Maximum requests of a batch: 1 to [`MAX_BATCH`].
     pub max_batch: usize,
-    /// Number of UD queue pairs, 1 or more and a multiple of `queues_per_batch`. Batches rotate over them, and
-    /// each batch uses `queues_per_batch` of them.
-    pub answer_queues: usize,
+    /// Number of UD queue pairs, 1 or more and a multiple of `answer_qps_per_batch`. Batches rotate over them, and
+    /// each batch uses `answer_qps_per_batch` of them.
+    pub answer_qps: usize,
     /// Number of requests that a pass takes from each client.
-    pub scan: RegionScan,
+    pub region_scan: RegionScan,
     /// Number of queue pairs that share the responses of a batch, a power of two. Queue pair `i %
     /// split` sends the responses to client `i`. Each queue pair has its own postlist and doorbell.
     /// With 1, a batch takes one doorbell. A server that answers each client on the client's port
     /// uses one queue pair per port.
-    pub queues_per_batch: usize,
+    pub answer_qps_per_batch: usize,
 }
 
-impl Default for DoorbellPolicy {
+impl Default for BatchPolicy {
     fn default() -> Self {
         Self {
             max_batch: MAX_BATCH,
-            answer_queues: 1,
-            scan: RegionScan::default(),
-            queues_per_batch: 1,
+            answer_qps: 1,
+            region_scan: RegionScan::default(),
+            answer_qps_per_batch: 1,
         }
     }
 }
 
-impl DoorbellPolicy {
+impl BatchPolicy {
     fn check(&self) -> Result<(), RpcError> {
-        if self.max_batch == 0 || self.max_batch > MAX_BATCH || self.answer_queues == 0 {
+        if self.max_batch == 0 || self.max_batch > MAX_BATCH || self.answer_qps == 0 {
             return Err(RpcError::Config(format!(
                 "a batch of 1 to {MAX_BATCH} and one queue or more: {self:?}"
             )));
         }
-        if !self.queues_per_batch.is_power_of_two()
-            || !self.answer_queues.is_multiple_of(self.queues_per_batch)
+        if !self.answer_qps_per_batch.is_power_of_two()
+            || !self.answer_qps.is_multiple_of(self.answer_qps_per_batch)
         {
             return Err(RpcError::Config(format!(
                 "responses are divided over a power of two of queue pairs that divides their number: {self:?}"
@@ -78,7 +79,7 @@ impl DoorbellPolicy {
 /// A server's worker with its own request region and response queues.
 #[derive(Debug)]
 pub struct Server {
-    region: MemoryRegion,
+    request_region: MemoryRegion,
     layout: RequestRegionLayout,
     clients: Vec<Option<ClientQp>>,
     /// Registered clients, each with the fields that inspecting its slot needs. The fields are
@@ -86,10 +87,10 @@ pub struct Server {
     /// the index at which the next pass starts.
     polled_clients: Vec<PolledClient>,
     pass_start_index: usize,
-    answer_queues: Vec<(UdPort, Postlist<Ud>)>,
+    answer_qps: Vec<(BufferedUdQp, Postlist<Ud>)>,
     /// Index of the first queue pair for the next batch.
-    first_queue_of_next_batch: usize,
-    doorbell_policy: DoorbellPolicy,
+    first_answer_qp_of_next_batch: usize,
+    batch_policy: BatchPolicy,
     /// Client, immediate of the answer, and payload bytes of each request in the batch.
     batch_clients_imms_lens: Vec<(u32, u32, usize)>,
     batch_payloads: Vec<u8>,
@@ -124,52 +125,52 @@ impl Server {
         pd: &ProtectionDomain,
         layout: RequestRegionLayout,
         max_clients: usize,
-        doorbells: DoorbellPolicy,
-        config: &UdPortConfig,
+        doorbells: BatchPolicy,
+        config: &BufferedUdQpConfig,
     ) -> Result<Self, RpcError> {
         layout.check()?;
         doorbells.check()?;
-        let bytes = layout.client_bytes().saturating_mul(max_clients.max(1));
+        let bytes = layout.bytes_per_client().saturating_mul(max_clients.max(1));
         let region = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let config = UdPortConfig {
+        let config = BufferedUdQpConfig {
             recv_depth: 0,
             max_recv_payload_bytes: 0,
             channel: None,
             ..config.clone()
         };
-        let queues = (0..doorbells.answer_queues).map(|_| {
-            let port = UdPort::new(pd, &config)?;
-            let list = port.postlist(MAX_ANSWER_LIST);
+        let queues = (0..doorbells.answer_qps).map(|_| {
+            let port = BufferedUdQp::new(pd, &config)?;
+            let list = port.create_postlist(MAX_ANSWER_POSTLIST_LEN);
             Ok::<_, RpcError>((port, list))
         });
         Ok(Self {
-            region,
+            request_region: region,
             layout,
             clients: (0..max_clients).map(|_| None).collect(),
             polled_clients: Vec::new(),
             pass_start_index: 0,
-            answer_queues: queues.collect::<Result<_, _>>()?,
-            first_queue_of_next_batch: 0,
-            doorbell_policy: doorbells,
+            answer_qps: queues.collect::<Result<_, _>>()?,
+            first_answer_qp_of_next_batch: 0,
+            batch_policy: doorbells,
             batch_clients_imms_lens: Vec::with_capacity(MAX_BATCH),
-            batch_payloads: vec![0; layout.payload as usize * MAX_BATCH],
+            batch_payloads: vec![0; layout.max_payload_bytes as usize * MAX_BATCH],
             counts: RpcWorkerCounts::new(MAX_BATCH),
         })
     }
 
     /// Returns the part of the region that the client with this index WRITEs to.
-    pub fn region_of(&self, client: u32) -> Option<RemoteMemory> {
-        client_region(&self.region.remote(), &self.layout, client)
+    pub fn region_of_client(&self, client: u32) -> Option<RemoteMemory> {
+        client_region(&self.request_region.remote(), &self.layout, client)
     }
 
     /// Returns the whole region, for [`client_region`].
-    pub fn region(&self) -> RemoteMemory {
-        self.region.remote()
+    pub fn request_region(&self) -> RemoteMemory {
+        self.request_region.remote()
     }
 
     /// Returns the memory that [`poll`](Self::poll) reads, for waiting on changes.
     pub fn polled_memory(&self) -> &MemoryRegion {
-        &self.region
+        &self.request_region
     }
 
     /// Returns the counts so far.
@@ -211,17 +212,17 @@ impl Server {
         to: UdDestination,
         (window, tag): (u32, WorkerTag),
     ) -> Result<(), RpcError> {
-        if !window.is_power_of_two() || window > self.layout.window {
+        if !window.is_power_of_two() || window > self.layout.slots_per_client {
             return Err(RpcError::Config(format!(
                 "a window of {window} in {:?}",
                 self.layout
             )));
         }
         // Clear the slots: old data of an earlier client must not look like a request.
-        let start = index as usize * self.layout.client_bytes();
+        let start = index as usize * self.layout.bytes_per_client();
         for slot in self
-            .region
-            .atomics_u64(start, self.layout.client_bytes() / 8)?
+            .request_region
+            .atomics_u64(start, self.layout.bytes_per_client() / 8)?
         {
             slot.store(0, std::sync::atomic::Ordering::Relaxed);
         }
@@ -259,13 +260,13 @@ impl Server {
     pub fn poll<H: RpcHandler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         self.collect_batch()?;
         if self.batch_clients_imms_lens.is_empty() {
-            for (port, _) in &mut self.answer_queues {
+            for (port, _) in &mut self.answer_qps {
                 port.poll_registered_payload_sends()?;
             }
             return Ok(0);
         }
         let mut state = handler.prepare_batch(self.batch_clients_imms_lens.len());
-        let stride = self.layout.payload as usize;
+        let stride = self.layout.max_payload_bytes as usize;
         let payloads = &self.batch_payloads;
         let request = |index: usize, (client, imm, len): (u32, u32, usize)| Request {
             client_index: client as usize,
@@ -279,21 +280,21 @@ impl Server {
             0
         } {
             for (i, &one) in self.batch_clients_imms_lens.iter().enumerate() {
-                handler.prefetch_round(&mut state, round, request(i, one));
+                handler.prefetch_request_in_round(&mut state, round, request(i, one));
             }
         }
-        let split = self.doorbell_policy.queues_per_batch;
-        let queues = &mut self.answer_queues
-            [self.first_queue_of_next_batch..self.first_queue_of_next_batch + split];
+        let split = self.batch_policy.answer_qps_per_batch;
+        let queues = &mut self.answer_qps
+            [self.first_answer_qp_of_next_batch..self.first_answer_qp_of_next_batch + split];
         queues.iter_mut().for_each(|(_, list)| list.clear());
         for (i, &one) in self.batch_clients_imms_lens.iter().enumerate() {
             let Some(peer) = &self.clients[one.0 as usize] else {
                 continue;
             };
-            // `queues_per_batch` is a power of two.
+            // `answer_qps_per_batch` is a power of two.
             let (port, list) = &mut queues[one.0 as usize & (split - 1)];
             let reply = RequestReplier {
-                port,
+                ud_qp: port,
                 answer_postlist: list,
                 client_destination: &peer.client_destination,
                 request_imm: one.1,
@@ -309,11 +310,11 @@ impl Server {
                 self.counts.record_posted_answers(answers);
             }
         }
-        self.first_queue_of_next_batch =
-            if self.first_queue_of_next_batch + split == self.answer_queues.len() {
+        self.first_answer_qp_of_next_batch =
+            if self.first_answer_qp_of_next_batch + split == self.answer_qps.len() {
                 0
             } else {
-                self.first_queue_of_next_batch + split
+                self.first_answer_qp_of_next_batch + split
             };
         Ok(self.batch_clients_imms_lens.len())
     }
@@ -326,10 +327,12 @@ impl Server {
         if self.polled_clients.is_empty() {
             return Ok(());
         }
-        let stride = self.layout.payload as usize;
+        let stride = self.layout.max_payload_bytes as usize;
         let words = self.layout.slot_bytes() / 8;
-        let client_words = self.layout.client_bytes() / 8;
-        let all = self.region.atomics_u64(0, self.region.len() / 8)?;
+        let client_words = self.layout.bytes_per_client() / 8;
+        let all = self
+            .request_region
+            .atomics_u64(0, self.request_region.len() / 8)?;
         let mut in_vain = 0;
         let turn = if self.pass_start_index < self.polled_clients.len() {
             self.pass_start_index
@@ -342,7 +345,7 @@ impl Server {
             looked += 1;
             let client = look.client_index;
             let start = client as usize * client_words;
-            while self.batch_clients_imms_lens.len() < self.doorbell_policy.max_batch {
+            while self.batch_clients_imms_lens.len() < self.batch_policy.max_batch {
                 let number = look.next_request_number;
                 let slot = (number.wrapping_sub(1) & look.slot_index_mask) as usize;
                 let end = start + slot * words + words - 1;
@@ -361,7 +364,7 @@ impl Server {
                 let i = self.batch_clients_imms_lens.len();
                 if len > 0 {
                     let into = &mut self.batch_payloads[i * stride..i * stride + len];
-                    self.region
+                    self.request_region
                         .read_at(end * 8 - len.next_multiple_of(8), into)?;
                     if u64::from(checksum(into)) != value & 0xffff {
                         break;
@@ -370,11 +373,11 @@ impl Server {
                 self.batch_clients_imms_lens
                     .push((client, look.tag.answer_imm(number), len));
                 look.next_request_number = number.wrapping_add(1);
-                if self.doorbell_policy.scan == RegionScan::OneEach {
+                if self.batch_policy.region_scan == RegionScan::OneEach {
                     break;
                 }
             }
-            if self.batch_clients_imms_lens.len() == self.doorbell_policy.max_batch {
+            if self.batch_clients_imms_lens.len() == self.batch_policy.max_batch {
                 break;
             }
         }

@@ -35,7 +35,7 @@ struct Pending {
 
 impl SpreadLane {
     pub(crate) fn new(client: herd::Client, window: usize) -> Self {
-        let slots = client.layout().window as usize;
+        let slots = client.layout().slots_per_client as usize;
         Self {
             window: window.min(slots),
             pending: vec![Pending::default(); slots * client.worker_count()].into_boxed_slice(),
@@ -89,7 +89,7 @@ impl Lane for SpreadLane {
             self.is_answered[place] = false;
             self.sent_requests += 1;
         }
-        self.client.flush()?;
+        self.client.post_prepared_requests()?;
         self.unanswered_requests += count;
         Ok(())
     }

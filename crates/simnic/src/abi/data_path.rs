@@ -5,11 +5,11 @@ use std::ffi::c_int;
 use verbs_abi::*;
 
 use super::handle::{with_object_of_context, zero_or_errno};
-use crate::channel::Arming;
+use crate::completion_channel::Arming;
 use crate::cq::Cqe;
 use crate::memory::Payload;
-use crate::post::{EmptyDatagram, MAX_SGE, SendRequest};
-use crate::recvs::{PostedRecv, RecvList};
+use crate::post_and_poll::{EmptyDatagram, MAX_SGE, SendRequest};
+use crate::posted_recvs::{PostedRecv, RecvList};
 use crate::threads::run_due_events_if_far_ahead;
 
 pub(super) unsafe extern "C" fn post_send(
@@ -39,7 +39,7 @@ pub(super) unsafe extern "C" fn post_send(
                 let built = match parse_send_work_request(this) {
                     _ if list.free_send_queue_slots == 0 => Err(libc::ENOMEM),
                     Some(request) => {
-                        let inlined = |length| copy_inline(request.sges, length);
+                        let inlined = |length| copy_inline_payload(request.sges, length);
                         world.append_work_request(index, &mut list, &request, inlined)
                     }
                     None => Err(libc::EINVAL),
@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn post_send(
                 }
                 wr = this.next;
             }
-            world.post(index, list);
+            world.post_postlist(index, list);
             result
         })
     };
@@ -136,7 +136,7 @@ unsafe fn read_sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [ibv_s
 /// # Safety
 /// The elements are in readable memory, and their lengths have the sum `length`.
 #[inline(always)]
-unsafe fn copy_inline(sges: &[ibv_sge], length: usize) -> Option<Payload> {
+unsafe fn copy_inline_payload(sges: &[ibv_sge], length: usize) -> Option<Payload> {
     if let ([sge], 8) = (sges, length) {
         let from = usize::try_from(sge.addr).ok()?;
         let from = std::ptr::with_exposed_provenance::<[u8; 8]>(from);
@@ -284,7 +284,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
                 place.write(to_ibv_wc(cqe));
                 place = place.add(1);
             };
-            world.poll(index, most, each).ok_or(libc::EIO)
+            world.poll_cq(index, most, each).ok_or(libc::EIO)
         })
     };
     match taken {
@@ -304,7 +304,7 @@ fn to_ibv_wc(cqe: &Cqe) -> ibv_wc {
         imm: ibv_wc_imm { imm_data: cqe.imm },
         qp_num: cqe.qpn,
         src_qp: cqe.src_qp,
-        wc_flags: if cqe.with_imm { IBV_WC_WITH_IMM } else { 0 },
+        wc_flags: if cqe.has_imm { IBV_WC_WITH_IMM } else { 0 },
         pkey_index: 0,
         slid: cqe.slid,
         sl: 0,

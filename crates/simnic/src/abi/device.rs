@@ -8,16 +8,16 @@ use verbs_abi::*;
 use super::data_path;
 use super::handle::{ObjectHandle, pointer_or_set_errno, set_errno, with_object, zero_or_errno};
 use crate::machine::{gid_of_machine, guid_of_machine, lid_of_machine};
-use crate::post::{MAX_READ_SGE, MAX_SGE};
+use crate::post_and_poll::{MAX_READ_SGE, MAX_SGE};
+use crate::simulation::Simulation;
 use crate::threads::with_simulation;
-use crate::world::Simulation;
 
 /// Largest number of work requests in a queue.
-pub(super) const MAX_WR: u32 = 1 << 15;
+pub(super) const MAX_WR_PER_QUEUE: u32 = 1 << 15;
 /// A completion counts the slots of a send queue that it frees in 16 bits.
-const _: () = assert!(MAX_WR <= u16::MAX as u32);
+const _: () = assert!(MAX_WR_PER_QUEUE <= u16::MAX as u32);
 /// Largest number of entries in a CQ.
-pub(super) const MAX_CQE: c_int = 1 << 22;
+pub(super) const MAX_CQE_PER_CQ: c_int = 1 << 22;
 /// Largest number of queue pairs: their numbers have 24 bits.
 pub(super) const MAX_QP: usize = (1 << 24) - 1;
 
@@ -42,7 +42,7 @@ fn device_of_machine(world: &Simulation, machine: u32) -> ibv_device {
     device.node_type = IBV_NODE_CA;
     device.transport_type = IBV_TRANSPORT_IB;
     let name = match world.machines.get(machine as usize) {
-        Some(dpu) if dpu.place == CorePlace::Dpu => format!("sim{}_dpu", dpu.nic),
+        Some(dpu) if dpu.place == CorePlace::Dpu => format!("sim{}_dpu", dpu.nic_index),
         _ => format!("sim{machine}"),
     };
     for (place, byte) in device.name.iter_mut().zip(name.bytes()) {
@@ -131,7 +131,9 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     // SAFETY: a context of this provider, and a place for the attributes.
     let (queried, place) = unsafe {
         (
-            with_object(context, |world, machine| Ok(attributes(world, machine))),
+            with_object(context, |world, machine| {
+                Ok(device_attributes(world, machine))
+            }),
             attr.as_mut(),
         )
     };
@@ -145,7 +147,7 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     }
 }
 
-fn attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
+fn device_attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
     let most = |count: u32| c_int::try_from(count).unwrap_or(c_int::MAX);
     attr.node_guid = guid_of_machine(machine).to_be();
@@ -153,14 +155,14 @@ fn attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
     attr.max_mr_size = u64::MAX;
     attr.page_size_cap = 4096;
     attr.max_qp = c_int::try_from(MAX_QP).unwrap_or(c_int::MAX);
-    attr.max_qp_wr = most(MAX_WR);
+    attr.max_qp_wr = most(MAX_WR_PER_QUEUE);
     attr.max_sge = c_int::try_from(MAX_SGE).unwrap_or(1);
     attr.max_sge_rd = MAX_READ_SGE.cast_signed();
     attr.max_cq = c_int::MAX;
-    attr.max_cqe = MAX_CQE;
+    attr.max_cqe = MAX_CQE_PER_CQ;
     attr.max_mr = c_int::MAX;
     attr.max_srq = c_int::MAX;
-    attr.max_srq_wr = most(MAX_WR);
+    attr.max_srq_wr = most(MAX_WR_PER_QUEUE);
     attr.max_srq_sge = attr.max_sge;
     attr.max_pd = c_int::MAX;
     attr.max_ah = c_int::MAX;

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use verbs_abi::ibv_context;
 
+use crate::simulation::Simulation;
 use crate::threads::with_simulation;
-use crate::world::Simulation;
 
 /// The C structure of an object, and the object's identity. The structure begins at a cache line, so that the data path
 /// needs only one line of it.

@@ -5,20 +5,20 @@
 
 #![allow(unsafe_code)]
 
+mod code_texts;
 mod data_path;
 mod device;
 mod handle;
 mod objects;
-mod texts;
 
 use verbs_abi::Symbols;
 
 /// Returns the simulated NICs as a provider: each machine of the calling thread's cluster is a device.
 #[must_use]
 pub fn provider_symbols() -> Symbols {
+    use code_texts::*;
     use device::*;
     use objects::*;
-    use texts::*;
     Symbols {
         ibv_get_device_list,
         ibv_free_device_list,

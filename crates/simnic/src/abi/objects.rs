@@ -6,23 +6,23 @@ use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use verbs_abi::*;
 
-use super::device::{MAX_CQE, MAX_QP, MAX_WR};
+use super::device::{MAX_CQE_PER_CQ, MAX_QP, MAX_WR_PER_QUEUE};
 use super::handle::{ObjectHandle, pointer_or_set_errno, set_errno, with_object, zero_or_errno};
-use crate::channel::Arming;
+use crate::completion_channel::Arming;
 use crate::cq::Cq;
+use crate::event_queue::Ps;
 use crate::fifo_queue::FifoQueue;
 use crate::memory::SimulatedRegion;
 use crate::mr::Mr;
+use crate::outstanding_reads::OutstandingReads;
 use crate::port::QpPortIndex;
-use crate::post::{MAX_SGE, transport_of_qp_type};
+use crate::post_and_poll::{MAX_SGE, transport_of_qp_type};
+use crate::posted_recvs::PostedRecvs;
 use crate::qp::Qp;
-use crate::queue::Ps;
-use crate::reads::OutstandingReads;
-use crate::recvs::PostedRecvs;
 use crate::retransmission::{RetryAttributes, SequenceNumber};
+use crate::simulation::Simulation;
 use crate::srq::Srq;
 use crate::threads::wait_for_event;
-use crate::world::Simulation;
 
 pub(super) unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -36,7 +36,7 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
     let registered = unsafe {
         with_object(pd, |world, machine| {
             let region = SimulatedRegion::new(addr.expose_provenance() as u64, length as u64);
-            let key = insert(&mut world.mrs, |_| Mr {
+            let key = insert_object(&mut world.mrs, |_| Mr {
                 machine,
                 region,
                 access_flags: access,
@@ -53,7 +53,7 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
 }
 
 /// Adds an object to a table; keys are never reused.
-fn insert<T>(table: &mut Vec<Option<T>>, make: impl FnOnce(u32) -> T) -> Result<u32, c_int> {
+fn insert_object<T>(table: &mut Vec<Option<T>>, make: impl FnOnce(u32) -> T) -> Result<u32, c_int> {
     let index = u32::try_from(table.len()).map_err(|_| libc::ENOMEM)?;
     table.push(Some(make(index)));
     Ok(index)
@@ -95,7 +95,7 @@ pub(super) unsafe extern "C" fn ibv_create_comp_channel(
             use rustix::event::{EventfdFlags, eventfd};
             let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| e.raw_os_error())?;
             let fd = fd.into_raw_fd();
-            let index = world.channels.add(fd);
+            let index = world.completion_channels.add(fd);
             let channel = ibv_comp_channel {
                 context,
                 fd,
@@ -114,7 +114,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     // SAFETY: a channel of this provider with its original descriptor, released once.
     unsafe {
         let _ = with_object(channel, |world, index| {
-            world.channels.remove(index);
+            world.completion_channels.remove(index);
             Ok(())
         });
         let channel = ObjectHandle::take_back_from_c(channel);
@@ -130,7 +130,7 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     _: c_int,
 ) -> *mut ibv_cq {
-    if !(1..=MAX_CQE).contains(&cqe) {
+    if !(1..=MAX_CQE_PER_CQ).contains(&cqe) {
         return pointer_or_set_errno(Err(libc::EINVAL));
     }
     let mut cq = ibv_cq::zeroed();
@@ -140,14 +140,14 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     // SAFETY: a context of this provider.
     let created = unsafe {
         with_object(context, |world, _| {
-            let index = insert(&mut world.cqs, |_| Cq {
+            let index = insert_object(&mut world.cqs, |_| Cq {
                 capacity: cqe.cast_unsigned(),
                 handle: std::ptr::null(),
                 cqes: FifoQueue::default(),
-                overrun: false,
+                is_overrun: false,
                 armed_for: Arming::Disarmed,
                 last_polling_thread: None,
-                wait_period_at_last_poll: 0,
+                wait_period_number_at_last_poll: 0,
             })?;
             cq.handle = index;
             let given = ObjectHandle::into_pointer(cq, world, index);
@@ -155,7 +155,7 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
                 queue.handle = given;
             }
             if let Some(channel) = channel {
-                world.channels.attach(index, channel);
+                world.completion_channels.attach(index, channel);
             }
             Ok(given)
         })
@@ -174,7 +174,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: a CQ of this provider, released once.
     unsafe {
         let _ = with_object(cq, |world, index| {
-            world.channels.detach(index, cq);
+            world.completion_channels.detach(index, cq);
             world.cqs[index as usize] = None;
             Ok(())
         });
@@ -201,7 +201,7 @@ pub(super) unsafe extern "C" fn ibv_get_cq_event(
             with_object(channel, |world, index| {
                 let clock = world.clock();
                 let taken = world
-                    .channels
+                    .completion_channels
                     .take_event(index, clock)
                     .ok_or(libc::EAGAIN)?;
                 if let Some((cq, cq_context)) = cq.as_mut().zip(cq_context.as_mut()) {
@@ -236,11 +236,11 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
                 max_wr, max_sge, ..
             } = init.attr;
             let most_sge = u32::try_from(MAX_SGE).unwrap_or(1);
-            if !(1..=MAX_WR).contains(&max_wr) || max_sge > most_sge {
+            if !(1..=MAX_WR_PER_QUEUE).contains(&max_wr) || max_sge > most_sge {
                 return Err(libc::EINVAL);
             }
-            let index = insert(&mut world.srqs, |_| Srq {
-                recvs: PostedRecvs::default(),
+            let index = insert_object(&mut world.srqs, |_| Srq {
+                posted_recvs: PostedRecvs::default(),
                 max_wr,
                 max_sge,
                 attached_qp_count: 0,
@@ -347,8 +347,8 @@ unsafe fn create_qp(
     }
     let cap = init.cap;
     let sges = u32::try_from(MAX_SGE).unwrap_or(1);
-    if cap.max_send_wr > MAX_WR
-        || cap.max_recv_wr > MAX_WR
+    if cap.max_send_wr > MAX_WR_PER_QUEUE
+        || cap.max_recv_wr > MAX_WR_PER_QUEUE
         || cap.max_send_sge > sges
         || cap.max_recv_sge > sges
         || cap.max_inline_data > world.nic_parameters.max_inline_bytes
@@ -357,7 +357,7 @@ unsafe fn create_qp(
         return Err(libc::EINVAL);
     }
     let signal_all = init.sq_sig_all != 0;
-    let index = insert(&mut world.qps, |_| {
+    let index = insert_object(&mut world.qps, |_| {
         Box::new(Qp {
             machine,
             transport,
@@ -372,7 +372,7 @@ unsafe fn create_qp(
             can_receive: false,
             port: QpPortIndex::UNASSIGNED,
             remote_qpn: 0,
-            recvs: PostedRecvs::default(),
+            posted_recvs: PostedRecvs::default(),
             used_send_queue_slots: 0,
             wrs_completed_without_cqe: 0,
             unsent_messages: FifoQueue::default(),
@@ -384,7 +384,7 @@ unsafe fn create_qp(
             last_processed_at: 0,
             wqe_refetches_until: 0,
             wqe_refetch_delay: 0,
-            reads: OutstandingReads::default(),
+            outstanding_reads: OutstandingReads::default(),
             last_delivery_visible_at: 0,
             last_empty_datagram: None,
             last_posted_kind_and_cost: None,
@@ -479,7 +479,7 @@ fn modify_qp(
         qp.remote_qpn = attr.dest_qp_num;
     }
     if has(IBV_QP_SQ_PSN) {
-        qp.start_sending_at(SequenceNumber::of_psn(attr.sq_psn));
+        qp.set_first_sequence_number(SequenceNumber::of_psn(attr.sq_psn));
     }
     if has(IBV_QP_RQ_PSN) {
         qp.expected_sequence = SequenceNumber::of_psn(attr.rq_psn);

@@ -4,11 +4,11 @@ use nicmodel::Transport;
 use verbs_abi as abi;
 
 use crate::cq::Cqe;
+use crate::event_queue::Ps;
 use crate::fifo_queue::FifoQueue;
-use crate::message::{SUCCESS_STATUS, code_u8};
-use crate::queue::Ps;
-use crate::recvs::PostedRecvs;
-use crate::world::Simulation;
+use crate::message::{SUCCESS_STATUS, abi_code_to_u8};
+use crate::posted_recvs::PostedRecvs;
+use crate::simulation::Simulation;
 
 impl Simulation {
     /// Ends a work request, with a completion if it is signaled or has failed.
@@ -31,7 +31,7 @@ impl Simulation {
             home.costs.pcie_latency,
         );
         let written = home
-            .link_to_host
+            .pcie_to_host
             .reserve_time(now, cqe_cost.link_time_to_host)
             .max(at);
         let shape = self.cost_table.get(shape);
@@ -45,10 +45,10 @@ impl Simulation {
             src_qp: 0,
             slid: 0,
             freed_send_queue_slots: completed_before.saturating_add(1),
-            with_imm: false,
+            has_imm: false,
             solicited: false,
             status,
-            opcode: code_u8(completion_opcode(opcode.into())),
+            opcode: abi_code_to_u8(completion_opcode(opcode.into())),
         };
         self.add_completion(cq, cqe);
     }
@@ -59,8 +59,8 @@ impl Simulation {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return Vec::new();
         };
-        let nic = self.machines[qp.machine as usize].nic;
-        qp.reads
+        let nic = self.machines[qp.machine as usize].nic_index;
+        qp.outstanding_reads
             .forget_all(&mut self.nics[nic as usize].qps_with_outstanding_reads);
         let keep = match qp.posted_lists.front() {
             Some(list) if qp.has_or_awaits_unit => list.len,
@@ -76,14 +76,14 @@ impl Simulation {
     pub(crate) fn forget_work_requests(&mut self, index: u32) {
         let mut forgotten = self.take_unsent_messages(index);
         let Some(qp) = self.qp(index) else { return };
-        qp.recvs = PostedRecvs::default();
+        qp.posted_recvs = PostedRecvs::default();
         (qp.used_send_queue_slots, qp.wrs_completed_without_cqe) = (0, 0);
         let cqs = [qp.send_cq, qp.recv_cq];
         (qp.last_processed_at, qp.last_response_arrived_at) = (0, 0);
-        qp.start_sending_at(qp.next_posted_sequence);
+        qp.set_first_sequence_number(qp.next_posted_sequence);
         // With it, `transmit` looks at the messages of the list on which a unit works.
         let held = qp.retransmission.replace(Box::default());
-        let held = held.map_or_else(Vec::new, |mut held| held.take_all());
+        let held = held.map_or_else(Vec::new, |mut held| held.take_all_messages());
         forgotten.extend(held.into_iter().map(|id| (id, 1)));
         let reliable = qp.transport == Transport::Rc;
         for cq in cqs {
@@ -106,7 +106,7 @@ impl Simulation {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
-        let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
+        let (mut recvs, recv_cq) = (std::mem::take(&mut qp.posted_recvs), qp.recv_cq);
         let visible_at = now.max(qp.last_delivery_visible_at);
         if qp.transport == Transport::Rc {
             // Earlier messages may still be in the network.
@@ -114,11 +114,11 @@ impl Simulation {
             for (id, _) in rest.drain(..) {
                 retransmission.add_undelivered(self.messages[id].sequence_number, id);
             }
-            self.flush_held(index, now);
+            self.flush_held_messages(index, now);
         }
         for (id, times) in rest {
             for _ in 0..times {
-                self.finish_work_request(id, code_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
+                self.finish_work_request(id, abi_code_to_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
                 self.messages.release_one_work_request(id);
             }
         }
@@ -132,10 +132,10 @@ impl Simulation {
                 src_qp: 0,
                 slid: 0,
                 freed_send_queue_slots: 0,
-                with_imm: false,
+                has_imm: false,
                 solicited: false,
-                status: code_u8(abi::IBV_WC_WR_FLUSH_ERR),
-                opcode: code_u8(abi::IBV_WC_RECV),
+                status: abi_code_to_u8(abi::IBV_WC_WR_FLUSH_ERR),
+                opcode: abi_code_to_u8(abi::IBV_WC_RECV),
             };
             self.add_completion(recv_cq, cqe);
         }

@@ -5,65 +5,65 @@ use std::ops::Range;
 use nicmodel::Transport;
 use verbs_abi as abi;
 
+use crate::event_queue::Ps;
 use crate::network_faults::{
-    MessagePackets, PacketOutcome, fault_operation_of_response, fault_operation_of_verb,
+    MessagePackets, PacketOutcome, fault_plan_name_of_response, fault_plan_name_of_verb,
 };
 use crate::qp::Qp;
-use crate::queue::Ps;
 use crate::retransmission::{Retransmission, SequenceNumber};
-use crate::world::Simulation;
+use crate::simulation::Simulation;
 
 /// How a message leaves its NIC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Departure {
     /// Number of packets that leave, and their time on the port.
-    pub(super) packets: u32,
+    pub(super) packet_count: u32,
     pub(super) wire_time: Ps,
     /// Further time until the message arrives.
     pub(super) delay: Ps,
-    pub(super) loss: Option<Loss>,
+    pub(super) loss: Option<MessageLoss>,
 }
 
 /// A message that the responder does not receive, or that it drops.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Loss {
+pub(super) struct MessageLoss {
     /// Time from the first bit on the port until the requester knows of the loss: a NAK arrives, or a later packet of
     /// the same response. `None` if it learns of the loss otherwise.
-    pub(super) nak_after: Option<Ps>,
+    pub(super) loss_detection_delay: Option<Ps>,
 }
 
 /// The packets of a message that leave a port.
 struct PacketTrain {
     /// Number of packets of the whole message, and their time on the port.
-    count: u32,
+    message_packet_count: u32,
     wire_time: Ps,
     /// First packet that leaves.
-    first: u32,
+    first_departing_packet: u32,
 }
 
 impl PacketTrain {
-    fn packets(&self) -> Range<u32> {
-        self.first..self.count
+    fn departing_packets(&self) -> Range<u32> {
+        self.first_departing_packet..self.message_packet_count
     }
 
     fn packet_time(&self) -> Ps {
-        (self.wire_time / u64::from(self.count)).max(1)
+        (self.wire_time / u64::from(self.message_packet_count)).max(1)
     }
 
     /// Returns the time from the first bit to the last one of a packet.
     fn time_to_end_of(&self, packet: u32) -> Ps {
-        self.packet_time() * u64::from(packet + 1 - self.first)
+        self.packet_time() * u64::from(packet + 1 - self.first_departing_packet)
     }
 
     /// Returns the number of packets that leave within `time`.
     fn packets_within(&self, time: Ps) -> u32 {
-        let all = self.count - self.first;
+        let all = self.message_packet_count - self.first_departing_packet;
         let within = u32::try_from(time.div_ceil(self.packet_time()));
         within.unwrap_or(all).min(all)
     }
 
-    fn wire_time_of(&self, packets: u32) -> Ps {
-        self.wire_time * u64::from(packets) / u64::from(self.count)
+    fn wire_time_of_packets(&self, packets: u32) -> Ps {
+        self.wire_time * u64::from(packets) / u64::from(self.message_packet_count)
     }
 }
 
@@ -93,10 +93,10 @@ impl Simulation {
         let retransmission = self.qps.get(index as usize)?.as_ref()?;
         let retransmission = retransmission.retransmission.as_deref();
         let train = PacketTrain {
-            count: shape.request_packets.count,
+            message_packet_count: shape.request_packets.count,
             wire_time: shape.request_wire_time,
             // A READ has one request packet; packets of its response may have arrived.
-            first: match retransmission {
+            first_departing_packet: match retransmission {
                 Some(retransmission) if !shape.has_response_data => {
                     retransmission.first_missing_packet(number)
                 }
@@ -106,15 +106,16 @@ impl Simulation {
         };
         let behind_gap =
             reliable && retransmission.is_some_and(|r| r.has_undelivered_before(number));
-        let outcome = self.outcome_of_request(index, id, at, &train);
-        let lost = outcome.first_lost.filter(|_| !behind_gap);
+        let outcome = self.decide_faults_of_request(index, id, at, &train);
+        let lost = outcome.first_lost_packet.filter(|_| !behind_gap);
         if let Some(lost) = lost {
             self.record_lost_request(index, number, lost, &train);
         }
         // A NAK answers the first packet that arrives behind a missing one.
-        let gap_found_by = match outcome.first_lost {
-            first_lost if behind_gap => (first_lost != Some(train.first)).then_some(train.first),
-            Some(lost) => Some(lost + 1).filter(|next| *next < train.count),
+        let gap_found_by = match outcome.first_lost_packet {
+            first_lost if behind_gap => (first_lost != Some(train.first_departing_packet))
+                .then_some(train.first_departing_packet),
+            Some(lost) => Some(lost + 1).filter(|next| *next < train.message_packet_count),
             None => None,
         };
         let round_trip = 2 * self.nic_parameters.network_latency;
@@ -122,13 +123,15 @@ impl Simulation {
         let nak_after = gap_found_by.map(|packet| train.time_to_end_of(packet) + round_trip);
         // The requester stops when it receives the NAK.
         let sent = train.packets_within(nak_after.unwrap_or(Ps::MAX));
-        let loss = (behind_gap || lost.is_some()).then_some(Loss { nak_after });
+        let loss = (behind_gap || lost.is_some()).then_some(MessageLoss {
+            loss_detection_delay: nak_after,
+        });
         if reliable && loss.is_some() {
             self.record_wasted_send(index);
         }
         Some(Departure {
-            packets: sent,
-            wire_time: train.wire_time_of(sent),
+            packet_count: sent,
+            wire_time: train.wire_time_of_packets(sent),
             delay: outcome.delay,
             loss,
         })
@@ -163,16 +166,16 @@ impl Simulation {
         } else {
             at
         };
-        let ports = &mut self.nics[home.nic as usize].ports;
-        let port = ports.port_of_sending_qp(&mut qp.port);
+        let ports = &mut self.nics[home.nic_index as usize].ports;
+        let port = ports.get_or_assign_sending_port(&mut qp.port);
         let too_late = port.outgoing_link.next_start(left) >= retry;
         if too_late {
-            self.hold(index, id, at, Retransmission::add_undelivered);
+            self.hold_message(index, id, at, Retransmission::add_undelivered);
         }
         too_late
     }
 
-    fn outcome_of_request(
+    fn decide_faults_of_request(
         &mut self,
         index: u32,
         id: u32,
@@ -188,13 +191,13 @@ impl Simulation {
             return PacketOutcome::default();
         };
         let packets = MessagePackets {
-            machines,
-            qps: (index, responder),
-            operation: fault_operation_of_verb(shape.operation.verb),
+            from_and_to_machines: machines,
+            from_and_to_qps: (index, responder),
+            operation: fault_plan_name_of_verb(shape.operation.verb),
             packet_bytes: shape.request_packets.average_bytes,
-            packets: train.packets(),
+            sent_packet_range: train.departing_packets(),
         };
-        faults.decide(at, packets)
+        faults.decide_packet_faults(at, packets)
     }
 
     /// Counts a lost message, and notes which of its packets arrived, if it is sent again.
@@ -208,11 +211,11 @@ impl Simulation {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
-        let nic = &mut self.nics[self.machines[qp.machine as usize].nic as usize];
+        let nic = &mut self.nics[self.machines[qp.machine as usize].nic_index as usize];
         nic.counters.lost_messages += 1;
-        if qp.transport == Transport::Rc && train.count > 1 {
+        if qp.transport == Transport::Rc && train.message_packet_count > 1 {
             let retransmission = qp.retransmission.get_or_insert_default();
-            retransmission.record_partial_arrival(number, train.packets(), lost);
+            retransmission.record_partial_arrival(number, train.departing_packets(), lost);
         }
     }
 
@@ -231,23 +234,23 @@ impl Simulation {
         let number = message.sequence_number;
         let shape = self.cost_table.get(message.cost_index);
         let (packets, wire_time) = (shape.response_packets, shape.response_wire_time);
-        let operation = fault_operation_of_response(shape.operation.verb);
+        let operation = fault_plan_name_of_response(shape.operation.verb);
         let machines = self
             .machine_of_qp(responder)
             .zip(self.machine_of_qp(requester));
         let machines = machines.filter(|&(from, to)| self.passes_network(from, to));
         let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
             return Some(Departure {
-                packets: packets.count,
+                packet_count: packets.count,
                 wire_time,
                 delay: 0,
                 loss: None,
             });
         };
-        let nic = &mut self.nics[self.machines[machines.0 as usize].nic as usize];
+        let nic = &mut self.nics[self.machines[machines.0 as usize].nic_index as usize];
         let latency = self.nic_parameters.network_latency;
         let target = self.qps.get_mut(responder as usize)?.as_mut()?;
-        let port = nic.ports.port_of_sending_qp(&mut target.port);
+        let port = nic.ports.get_or_assign_sending_port(&mut target.port);
         let starts = port.outgoing_link.next_start(now);
         let qp = self.qps.get_mut(requester as usize)?.as_mut()?;
         if let Some(retransmission) = qp.retransmission.as_deref()
@@ -255,46 +258,46 @@ impl Simulation {
             && let Some(retry) = retransmission.next_retry_at()
             && starts >= retry + latency
         {
-            self.hold(requester, id, now, Retransmission::add_unacknowledged);
+            self.hold_message(requester, id, now, Retransmission::add_unacknowledged);
             return None;
         }
         // Only a READ has several packets in its response and one in its request.
         let retransmission = qp.retransmission.as_deref().filter(|_| packets.count > 1);
         let train = PacketTrain {
-            count: packets.count,
+            message_packet_count: packets.count,
             wire_time,
-            first: retransmission
+            first_departing_packet: retransmission
                 .map_or(0, |retransmission| {
                     retransmission.first_missing_packet(number)
                 })
                 .min(packets.count - 1),
         };
-        let outcome = faults.decide(
+        let outcome = faults.decide_packet_faults(
             now,
             MessagePackets {
-                machines,
-                qps: (responder, requester),
+                from_and_to_machines: machines,
+                from_and_to_qps: (responder, requester),
                 operation,
                 packet_bytes: packets.average_bytes,
-                packets: train.packets(),
+                sent_packet_range: train.departing_packets(),
             },
         );
-        let loss = outcome.first_lost.map(|lost| {
+        let loss = outcome.first_lost_packet.map(|lost| {
             nic.counters.lost_messages += 1;
-            if train.count > 1 {
+            if train.message_packet_count > 1 {
                 let retransmission = qp.retransmission.get_or_insert_default();
-                retransmission.record_partial_arrival(number, train.packets(), lost);
+                retransmission.record_partial_arrival(number, train.departing_packets(), lost);
             }
             // The requester sees a gap when a later packet of the response arrives.
-            let seen_by = Some(lost + 1).filter(|next| *next < train.count);
-            Loss {
-                nak_after: seen_by.map(|packet| train.time_to_end_of(packet) + latency),
+            let seen_by = Some(lost + 1).filter(|next| *next < train.message_packet_count);
+            MessageLoss {
+                loss_detection_delay: seen_by.map(|packet| train.time_to_end_of(packet) + latency),
             }
         });
-        let left = train.count - train.first;
+        let left = train.message_packet_count - train.first_departing_packet;
         Some(Departure {
-            packets: left,
-            wire_time: train.wire_time_of(left),
+            packet_count: left,
+            wire_time: train.wire_time_of_packets(left),
             delay: outcome.delay,
             loss,
         })

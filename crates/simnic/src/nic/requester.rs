@@ -4,11 +4,11 @@ use nicmodel::Transport;
 use verbs_abi as abi;
 
 use crate::event::SimulationEvent;
-use crate::message::{SUCCESS_STATUS, code_u8};
+use crate::event_queue::Ps;
+use crate::message::{SUCCESS_STATUS, abi_code_to_u8};
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, Qp};
-use crate::queue::Ps;
-use crate::world::Simulation;
+use crate::simulation::Simulation;
 
 use super::departure::Departure;
 
@@ -29,7 +29,7 @@ impl Simulation {
     }
 
     fn start_or_queue_for_unit(&mut self, index: u32, machine: u32, at: Ps) {
-        let units = self.nic_parameters.processing_units;
+        let units = self.nic_parameters.processing_unit_count;
         let nic = self.nic(machine);
         if nic.busy_units < units {
             nic.busy_units += 1;
@@ -45,7 +45,7 @@ impl Simulation {
             return;
         };
         let machine = &mut self.machines[qp.machine as usize];
-        let nic = &mut self.nics[machine.nic as usize];
+        let nic = &mut self.nics[machine.nic_index as usize];
         // These fields are in another cache line and rarely needed.
         let begins = if nic.qps_with_outstanding_reads > 0 {
             qp.wqe_refetch_delay = 0;
@@ -77,11 +77,11 @@ impl Simulation {
             };
             nic.counters.dma_read_bytes += fetch.dma_read_bytes;
             machine
-                .link_to_host
+                .pcie_to_host
                 .reserve_without_waiting(now, fetch.link_time_to_host);
             let wait = machine.costs.wqe_fetch_wait;
             let fetched = machine
-                .link_to_device
+                .pcie_to_device
                 .reserve_time(now, fetch.link_time_to_device)
                 .max(now + wait);
             fetched.max(begins)
@@ -102,7 +102,8 @@ impl Simulation {
     pub(crate) fn send_due_wqes(&mut self, index: u32, at: Ps) {
         let horizon = self.lookahead_end();
         if let Some(Some(qp)) = self.qps.get_mut(index as usize)
-            && self.nics[self.machines[qp.machine as usize].nic as usize].qps_with_outstanding_reads
+            && self.nics[self.machines[qp.machine as usize].nic_index as usize]
+                .qps_with_outstanding_reads
                 > 0
             && qp.wqe_refetch_delay > 0
         {
@@ -126,14 +127,14 @@ impl Simulation {
                 None
             };
             next = match run {
-                None => self.send_one(index, at),
+                None => self.send_one_wqe(index, at),
                 next => next,
             };
         }
     }
 
     /// Sends one WQE; returns the time at which the next WQE of its list leaves.
-    fn send_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
+    fn send_one_wqe(&mut self, index: u32, at: Ps) -> Option<Ps> {
         let qp = self.qp(index)?;
         let ((message, times), list) = (
             qp.unsent_messages.front_mut()?,
@@ -166,7 +167,7 @@ impl Simulation {
 
     /// Sends the most frequent kind of WQEs, up to the last but one of a list: unsignaled and unreliable messages to
     /// existing queue pairs. Returns the time at which the next WQE of the list leaves, or `None` if the first one is
-    /// of another kind. The function does the work of `send_one` and `transmit`, with common work done once and
+    /// of another kind. The function does the work of `send_one_wqe` and `transmit`, with common work done once and
     /// variables in registers.
     fn send_unsignaled_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
         if self.network_faults.is_some() {
@@ -188,11 +189,11 @@ impl Simulation {
         let mut qp = qps.get_mut(index as usize)?.take()?;
         let mut left = qp.posted_lists.front().map_or(0, |list| list.len - 1);
         let home = qp.machine as usize;
-        let (home_nic, place) = (machines[home].nic, machines[home].place);
+        let (home_nic, place) = (machines[home].nic_index, machines[home].place);
         let mut port = qp.port;
         let mut link_out = nics[home_nic as usize]
             .ports
-            .port_of_sending_qp(&mut port)
+            .get_or_assign_sending_port(&mut port)
             .outgoing_link;
         qp.port = port;
         // Destination of a connected queue pair.
@@ -221,7 +222,7 @@ impl Simulation {
                 break;
             }
             message.responder_qp = dest;
-            let nic = machines[target.machine as usize].nic;
+            let nic = machines[target.machine as usize].nic_index;
             // Messages between a host and its DPU do not use the network.
             let passes_network = nic != home_nic || target.machine == qp.machine;
             let to = &mut nics[nic as usize];
@@ -247,7 +248,7 @@ impl Simulation {
                 };
                 qp.last_send_completion_at = qp.last_send_completion_at.max(out);
                 let came = if passes_network {
-                    let port = to.ports.port_of_receiving_qp(&mut target.port);
+                    let port = to.ports.get_or_assign_receiving_port(&mut target.port);
                     port.incoming_link.reserve_time(out, wire) + costs.network_latency
                 } else {
                     out
@@ -289,7 +290,9 @@ impl Simulation {
                 list.len -= sent;
             }
             let from = &mut nics[home_nic as usize];
-            from.ports.port_of_sending_qp(&mut port).outgoing_link = link_out;
+            from.ports
+                .get_or_assign_sending_port(&mut port)
+                .outgoing_link = link_out;
             from.counters.dma_read_bytes += fetched_bytes;
             from.counters.sent_messages += u64::from(sent);
         }
@@ -345,12 +348,12 @@ impl Simulation {
         let shape = shapes.get(message.cost_index);
         let count = shape.request_packets.count;
         let Departure {
-            packets,
+            packet_count: packets,
             wire_time,
             delay,
             loss,
         } = departure.unwrap_or(Departure {
-            packets: count,
+            packet_count: count,
             wire_time: shape.request_wire_time,
             delay: 0,
             loss: None,
@@ -371,23 +374,23 @@ impl Simulation {
             return;
         };
         let home = &mut machines[qp.machine as usize];
-        let home_nic = home.nic;
+        let home_nic = home.nic_index;
         let sent = &mut nics[home_nic as usize];
         let left = if shape.fetches_payload {
             let fetch = &shape.transfers_at(home.place).payload_fetch;
-            let fetch = fetch.of_packets(packets, count);
+            let fetch = fetch.share_for_packets(packets, count);
             sent.counters.dma_read_bytes += fetch.dma_read_bytes;
             home.fetch_payload(at, &fetch)
         } else {
             at
         };
         // Messages between a host and its DPU do not use the network.
-        let nic_of = |machine: u32| machines[machine as usize].nic;
+        let nic_of = |machine: u32| machines[machine as usize].nic_index;
         let to = target.map(|(target, port)| (nic_of(target), target == qp.machine, port));
         let passes_network = to.is_none_or(|(nic, itself, _)| nic != home_nic || itself);
         sent.counters.sent_messages += 1;
         let out = if passes_network {
-            let port = sent.ports.port_of_sending_qp(&mut qp.port);
+            let port = sent.ports.get_or_assign_sending_port(&mut qp.port);
             port.outgoing_link.reserve_time(left, wire_time)
         } else {
             left
@@ -398,7 +401,10 @@ impl Simulation {
             let nic = &mut nics[to as usize];
             let mut port = known_port;
             let came = if passes_network {
-                let link = &mut nic.ports.port_of_receiving_qp(&mut port).incoming_link;
+                let link = &mut nic
+                    .ports
+                    .get_or_assign_receiving_port(&mut port)
+                    .incoming_link;
                 link.reserve_time(out, wire_time) + costs.network_latency
             } else {
                 out
@@ -433,7 +439,7 @@ impl Simulation {
         }
         if reliable {
             let nak_after = loss
-                .and_then(|loss| loss.nak_after)
+                .and_then(|loss| loss.loss_detection_delay)
                 .filter(|_| to.is_some());
             // Between a host and its DPU, `out` has no time on the wire.
             let nak_at = nak_after.map(|after| (out + after).saturating_sub(wire_time));
@@ -468,12 +474,15 @@ impl Simulation {
         let machine = &mut self.machines[home as usize];
         let transfers = shape.transfers_at(machine.place);
         let (wait, pcie) = (machine.costs.wqe_refetch_wait, machine.costs.pcie_latency);
-        let nic = &mut self.nics[machine.nic as usize];
+        let nic = &mut self.nics[machine.nic_index as usize];
         let mut done = now;
         let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
             (Some(qp), Some(slot), Some(capacity)) => {
-                qp.reads
-                    .record_response(slot, &mut nic.qps_with_outstanding_reads, capacity)
+                qp.outstanding_reads.record_response_and_was_cached(
+                    slot,
+                    &mut nic.qps_with_outstanding_reads,
+                    capacity,
+                )
             }
             _ => true,
         };
@@ -482,10 +491,10 @@ impl Simulation {
             let refetch = &transfers.wqe_refetch;
             nic.counters.dma_read_bytes += refetch.dma_read_bytes;
             machine
-                .link_to_host
+                .pcie_to_host
                 .reserve_without_waiting(now, refetch.link_time_to_host);
             let fetched = machine
-                .link_to_device
+                .pcie_to_device
                 .reserve_time(now, refetch.link_time_to_device);
             // The queue pair's unit fetches the lost WQEs one after the other, and sends nothing in the meantime.
             if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
@@ -497,12 +506,12 @@ impl Simulation {
         let message = &self.messages[id];
         if answers && message.status == SUCCESS_STATUS && !message.payload.bytes().is_empty() {
             let written = machine
-                .link_to_host
+                .pcie_to_host
                 .reserve_time(now, transfers.response_write.link_time_to_host);
             done = done.max(written) + pcie;
             let region = self.mr(home, lkey);
             if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
-                self.messages[id].status = code_u8(abi::IBV_WC_LOC_PROT_ERR);
+                self.messages[id].status = abi_code_to_u8(abi::IBV_WC_LOC_PROT_ERR);
             }
         }
         if self.messages[id].status != SUCCESS_STATUS {

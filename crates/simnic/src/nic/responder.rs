@@ -8,17 +8,17 @@ use verbs_abi as abi;
 use crate::costs::{OperationCosts, PcieCost};
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
+use crate::event_queue::Ps;
 use crate::memory::Payload;
-use crate::message::{SUCCESS_STATUS, code_u8};
+use crate::message::{SUCCESS_STATUS, abi_code_to_u8};
 use crate::mr::Mr;
 use crate::port::{NicPort, QpPortIndex};
+use crate::posted_recvs::PostedRecvs;
 use crate::prefetch::prefetch;
-use crate::queue::Ps;
-use crate::recvs::PostedRecvs;
 use crate::retransmission::RetryCause;
 use crate::serial_resource::SerialResource;
+use crate::simulation::Simulation;
 use crate::srq::pop_recv;
-use crate::world::Simulation;
 
 use super::departure::Departure;
 
@@ -27,7 +27,7 @@ const GRH_BYTES: u32 = 40;
 
 /// Returns the bytes of a RECV that a message fills, with the GRH of a datagram.
 #[inline(always)]
-fn recv_bytes(shape: &OperationCosts) -> u32 {
+fn recv_buffer_bytes_filled(shape: &OperationCosts) -> u32 {
     let length = shape.operation.payload_bytes;
     if shape.is_datagram_send {
         length.saturating_add(GRH_BYTES)
@@ -79,7 +79,7 @@ impl Simulation {
             qps,
             cqs,
             srqs,
-            channels,
+            completion_channels: channels,
             mrs,
             machines,
             nics,
@@ -111,7 +111,7 @@ impl Simulation {
             }
             let message = &messages[id];
             let shape = shapes.get(message.cost_index);
-            let is_write = shape.is_rdma_write && !shape.with_imm && !shape.waits_for_responder;
+            let is_write = shape.is_rdma_write && !shape.has_imm && !shape.waits_for_responder;
             let target = match qps.get_mut(message.responder_qp as usize) {
                 Some(Some(target))
                     if is_write || shape.is_datagram_send && target.transport == Transport::Ud =>
@@ -145,7 +145,7 @@ impl Simulation {
                 continue;
             }
             nic.counters.received_messages += 1;
-            let placed = recv_bytes(shape);
+            let placed = recv_buffer_bytes_filled(shape);
             let too_long = recv.is_some_and(|recv| placed > recv.len);
             let dma = if too_long {
                 shapes.cqe_write_cost(home.place)
@@ -153,10 +153,10 @@ impl Simulation {
                 shape.transfers_at(home.place).responder_dma_cost
             };
             nic.counters.dma_read_bytes += dma.dma_read_bytes;
-            let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
-            home.link_to_device
+            let written = home.pcie_to_host.reserve_time(at, dma.link_time_to_host);
+            home.pcie_to_device
                 .reserve_without_waiting(at, dma.link_time_to_device);
-            home.mmio_writes
+            home.mmio_write_timetable
                 .reserve_time(now, at, dma.link_time_to_device);
             let visible = (written + home.costs.pcie_latency).max(target.last_delivery_visible_at);
             target.last_delivery_visible_at = visible;
@@ -174,13 +174,13 @@ impl Simulation {
             let Some(recv) = recv else { continue };
             let mut status = SUCCESS_STATUS;
             if too_long {
-                status = code_u8(abi::IBV_WC_LOC_LEN_ERR);
+                status = abi_code_to_u8(abi::IBV_WC_LOC_LEN_ERR);
             } else if placed > GRH_BYTES {
                 let region = mrs.get(recv.lkey as usize).and_then(Option::as_ref);
                 let region = region.filter(|mr| mr.machine == machine);
                 let (addr, bytes) = (recv.addr + u64::from(GRH_BYTES), message.payload.bytes());
                 if !region.is_some_and(|mr| mr.region.write(addr, bytes)) {
-                    status = code_u8(abi::IBV_WC_LOC_PROT_ERR);
+                    status = abi_code_to_u8(abi::IBV_WC_LOC_PROT_ERR);
                 }
             }
             if let Some(Some(queue)) = cqs.get_mut(target.recv_cq as usize) {
@@ -188,15 +188,15 @@ impl Simulation {
                     visible_at: visible,
                     wr_id: recv.wr_id,
                     byte_len: placed,
-                    imm: if shape.with_imm { message.imm } else { 0 },
+                    imm: if shape.has_imm { message.imm } else { 0 },
                     qpn: message.responder_qp,
                     src_qp: message.requester_qp,
                     slid: message.requester_lid,
                     freed_send_queue_slots: 0,
-                    with_imm: shape.with_imm,
+                    has_imm: shape.has_imm,
                     solicited: message.flags.is_solicited(),
                     status,
-                    opcode: const { code_u8(abi::IBV_WC_RECV) },
+                    opcode: const { abi_code_to_u8(abi::IBV_WC_RECV) },
                 };
                 if queue.push_and_wake(cqe, threads, events) {
                     channels.raise_event(target.recv_cq, queue.handle, visible, threads, events);
@@ -219,15 +219,15 @@ impl Simulation {
             .cost_table
             .get(self.messages[id].cost_index)
             .waits_for_responder;
-        if reliable && !self.is_in_sequence(id, machine, at) {
+        if reliable && !self.check_sequence_or_answer(id, machine, at) {
             return;
         }
         let dma = self.responder_dma_cost(id, machine);
         let home = &mut self.machines[machine as usize];
-        let nic = &mut self.nics[home.nic as usize];
+        let nic = &mut self.nics[home.nic_index as usize];
         let shape = self.cost_table.get(self.messages[id].cost_index);
         nic.counters.dma_read_bytes += dma.dma_read_bytes;
-        let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
+        let written = home.pcie_to_host.reserve_time(at, dma.link_time_to_host);
         let link_time_to_device = dma.link_time_to_device;
         if shape.has_response_data {
             if let Err(status) = self.region_of_read_or_atomic(id, machine) {
@@ -235,18 +235,19 @@ impl Simulation {
                 return;
             }
             let home = &mut self.machines[machine as usize];
-            let nic = &mut self.nics[home.nic as usize];
+            let nic = &mut self.nics[home.nic_index as usize];
             nic.counters.received_messages += 1;
-            let read = home.link_to_device.reserve_time(at, link_time_to_device);
+            let read = home.pcie_to_device.reserve_time(at, link_time_to_device);
             self.expect_next_message(self.messages[id].responder_qp);
             self.schedule_response(id, machine, written, read);
             return;
         }
         // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
         // cores.
-        home.link_to_device
+        home.pcie_to_device
             .reserve_without_waiting(at, link_time_to_device);
-        home.mmio_writes.reserve_time(now, at, link_time_to_device);
+        home.mmio_write_timetable
+            .reserve_time(now, at, link_time_to_device);
         let visible = written + home.costs.pcie_latency;
         let status = self.deliver_send_or_write(id, machine, visible);
         if !reliable {
@@ -259,7 +260,7 @@ impl Simulation {
             return;
         }
         let message = &mut self.messages[id];
-        message.status = code_u8(status);
+        message.status = abi_code_to_u8(status);
         let (requester, responder) = (message.requester_qp, message.responder_qp);
         match status {
             abi::IBV_WC_SUCCESS => self.expect_next_message(responder),
@@ -302,19 +303,21 @@ impl Simulation {
         if !allowed {
             return none;
         }
-        if write && !shape.with_imm {
+        if write && !shape.has_imm {
             return all;
         }
         let recvs = match target.srq {
             Some(srq) => {
                 let srq = self.srqs.get(srq as usize).and_then(Option::as_ref);
-                srq.map(|srq| &srq.recvs)
+                srq.map(|srq| &srq.posted_recvs)
             }
-            None => Some(&target.recvs),
+            None => Some(&target.posted_recvs),
         };
         match recvs.and_then(PostedRecvs::front) {
             None => none,
-            Some(recv) if recv_bytes(shape) > recv.len => self.cost_table.cqe_write_cost(place),
+            Some(recv) if recv_buffer_bytes_filled(shape) > recv.len => {
+                self.cost_table.cqe_write_cost(place)
+            }
             Some(_) => all,
         }
     }
@@ -323,7 +326,7 @@ impl Simulation {
     /// (IBTA vol. 1, 9.9.3), and executes no later request.
     #[cold]
     fn refuse_request(&mut self, id: u32, status: u32, at: Ps) {
-        self.messages[id].status = code_u8(status);
+        self.messages[id].status = abi_code_to_u8(status);
         self.expect_next_message(self.messages[id].responder_qp);
         self.schedule_acknowledgement(id, at);
         self.fail_responder(self.messages[id].responder_qp, at);
@@ -366,7 +369,7 @@ impl Simulation {
     fn deliver_send_or_write(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
         let message = &self.messages[id];
         let shape = self.cost_table.get(message.cost_index);
-        let (write, with_imm) = (shape.is_rdma_write, shape.with_imm);
+        let (write, with_imm) = (shape.is_rdma_write, shape.has_imm);
         let length = message.payload.bytes().len();
         let Some(Some(target)) = self.qps.get_mut(message.responder_qp as usize) else {
             return abi::IBV_WC_RETRY_EXC_ERR;
@@ -374,7 +377,7 @@ impl Simulation {
         // Messages to a queue pair keep their order.
         let visible = visible.max(target.last_delivery_visible_at);
         target.last_delivery_visible_at = visible;
-        let nic = self.machines[machine as usize].nic;
+        let nic = self.machines[machine as usize].nic_index;
         let counters = &mut self.nics[nic as usize].counters;
         let datagram = target.transport == Transport::Ud;
         if datagram && target.qkey_or_access_flags != message.qkey_or_rkey {
@@ -425,7 +428,10 @@ impl Simulation {
         };
         let message = &self.messages[id];
         let shape = self.cost_table.get(message.cost_index);
-        let (length, placed) = (shape.operation.payload_bytes, recv_bytes(shape));
+        let (length, placed) = (
+            shape.operation.payload_bytes,
+            recv_buffer_bytes_filled(shape),
+        );
         let grh = if datagram { GRH_BYTES } else { 0 };
         let mut status = abi::IBV_WC_SUCCESS;
         if placed > recv.len {
@@ -446,10 +452,10 @@ impl Simulation {
             src_qp: message.requester_qp,
             slid: message.requester_lid,
             freed_send_queue_slots: 0,
-            with_imm,
+            has_imm: with_imm,
             solicited: message.flags.is_solicited(),
-            status: code_u8(status),
-            opcode: code_u8(if write {
+            status: abi_code_to_u8(status),
+            opcode: abi_code_to_u8(if write {
                 abi::IBV_WC_RECV_RDMA_WITH_IMM
             } else {
                 abi::IBV_WC_RECV
@@ -512,7 +518,7 @@ impl Simulation {
             match self.execute_read_or_atomic(id, machine) {
                 Ok(answer) => self.messages[id].payload = answer,
                 Err(status) => {
-                    self.messages[id].status = code_u8(status);
+                    self.messages[id].status = abi_code_to_u8(status);
                     self.fail_responder(responder, now);
                 }
             }
@@ -526,7 +532,7 @@ impl Simulation {
         else {
             return;
         };
-        let nic_of = |machine: u32| self.machines[machine as usize].nic as usize;
+        let nic_of = |machine: u32| self.machines[machine as usize].nic_index as usize;
         let (to, from) = (nic_of(home), nic_of(machine));
         // Messages between a host and its DPU do not use the network.
         let came = if to != from || home == machine {
@@ -535,9 +541,9 @@ impl Simulation {
                 .outgoing_link
                 .reserve_time(now, wire);
             if let Some(loss) = loss {
-                let seen_at = loss.nak_after.map(|after| out - wire + after);
+                let seen_at = loss.loss_detection_delay.map(|after| out - wire + after);
                 let retry = seen_at.map(|at| (at, RetryCause::MissingResponse));
-                if self.messages[id].status == code_u8(abi::IBV_WC_RNR_RETRY_EXC_ERR) {
+                if self.messages[id].status == abi_code_to_u8(abi::IBV_WC_RNR_RETRY_EXC_ERR) {
                     self.hold_undelivered(requester, id, now, None);
                 } else {
                     self.hold_unacknowledged(requester, id, now, retry);
@@ -568,8 +574,8 @@ impl Simulation {
     fn port_mut(&mut self, index: u32, nic: usize) -> &mut NicPort {
         let ports = &mut self.nics[nic].ports;
         match self.qps.get_mut(index as usize) {
-            Some(Some(qp)) => ports.port_of_sending_qp(&mut qp.port),
-            _ => ports.port_of_sending_qp(&mut { QpPortIndex::UNASSIGNED }),
+            Some(Some(qp)) => ports.get_or_assign_sending_port(&mut qp.port),
+            _ => ports.get_or_assign_sending_port(&mut { QpPortIndex::UNASSIGNED }),
         }
     }
 
@@ -595,7 +601,9 @@ impl Simulation {
         let region = region.filter(|mr| mr.permits(machine, qp_access, wanted, (addr, length)));
         match region {
             None => Err(abi::IBV_WC_REM_ACCESS_ERR),
-            Some(mr) if !read && mr.region.word(addr).is_none() => Err(abi::IBV_WC_REM_INV_REQ_ERR),
+            Some(mr) if !read && mr.region.atomic_word_at(addr).is_none() => {
+                Err(abi::IBV_WC_REM_INV_REQ_ERR)
+            }
             region => Ok(region),
         }
     }
@@ -621,7 +629,7 @@ impl Simulation {
                 .ok_or(abi::IBV_WC_REM_ACCESS_ERR);
         }
         let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
-        let word = mr.region.word(addr).ok_or(invalid)?;
+        let word = mr.region.atomic_word_at(addr).ok_or(invalid)?;
         let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
         let (operand, swap) = (operands.compare_add, operands.swap);
         let old = if verb == Verb::AtomicFetchAndAdd {

@@ -8,11 +8,11 @@
 use verbs_abi as abi;
 
 use crate::event::SimulationEvent;
-use crate::message::{NO_REQUESTER, SUCCESS_STATUS, code_u8};
+use crate::event_queue::Ps;
+use crate::message::{NO_REQUESTER, SUCCESS_STATUS, abi_code_to_u8};
 use crate::qp::PostedWqes;
-use crate::queue::Ps;
 use crate::retransmission::{Retransmission, RetryCause, SequenceNumber, insert_in_order};
-use crate::world::Simulation;
+use crate::simulation::Simulation;
 
 /// Value of `rnr_retry` for unlimited retries, as stored in the attributes.
 const UNLIMITED_RNR_RETRIES: u8 = 7;
@@ -21,7 +21,7 @@ impl Simulation {
     /// Keeps a message that did not arrive, or that the responder dropped. The requester learns of this by a NAK at
     /// `nak_at`; otherwise its timeout counts from `now`.
     pub(super) fn hold_undelivered(&mut self, index: u32, id: u32, now: Ps, nak_at: Option<Ps>) {
-        if self.hold(index, id, now, Retransmission::add_undelivered) {
+        if self.hold_message(index, id, now, Retransmission::add_undelivered) {
             let nak = nak_at.map(|at| (at, RetryCause::SequenceError));
             self.schedule_retry_or_timeout(index, now, nak);
         }
@@ -36,14 +36,14 @@ impl Simulation {
         now: Ps,
         retry: Option<(Ps, RetryCause)>,
     ) {
-        if self.hold(index, id, now, Retransmission::add_unacknowledged) {
+        if self.hold_message(index, id, now, Retransmission::add_unacknowledged) {
             self.schedule_retry_or_timeout(index, now, retry);
         }
     }
 
     /// Keeps a message; returns false if it is flushed instead, because the queue pair is in error, or if
     /// the queue pair does not exist any more.
-    pub(super) fn hold(
+    pub(super) fn hold_message(
         &mut self,
         index: u32,
         id: u32,
@@ -51,26 +51,26 @@ impl Simulation {
         add: impl FnOnce(&mut Retransmission, SequenceNumber, u32),
     ) -> bool {
         let number = self.messages[id].sequence_number;
-        let Some(qp) = self.qp(index).filter(|qp| qp.has_outstanding(number)) else {
+        let Some(qp) = self.qp(index).filter(|qp| qp.is_outstanding(number)) else {
             self.messages.release_one_work_request(id);
             return false;
         };
         let in_error = qp.state == abi::IBV_QPS_ERR;
         add(qp.retransmission.get_or_insert_default(), number, id);
         if in_error {
-            self.flush_held(index, now);
+            self.flush_held_messages(index, now);
         }
         !in_error
     }
 
     /// Flushes the messages of a queue pair in error that are held, up to the first that has not returned yet.
-    pub(super) fn flush_held(&mut self, index: u32, now: Ps) {
+    pub(super) fn flush_held_messages(&mut self, index: u32, now: Ps) {
         while let Some(qp) = self.qp(index)
             && let Some(retransmission) = qp.retransmission.as_deref_mut()
             && let Some(id) = retransmission.take_first(qp.next_completed_sequence)
         {
             qp.next_completed_sequence.take_next();
-            self.finish_work_request(id, code_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
+            self.finish_work_request(id, abi_code_to_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
             self.messages.release_one_work_request(id);
         }
     }
@@ -87,7 +87,7 @@ impl Simulation {
     fn schedule_retry(&mut self, index: u32, at: Ps, cause: RetryCause) {
         let Some(qp) = self.qp(index) else { return };
         let retransmission = qp.retransmission.get_or_insert_default();
-        if retransmission.schedule(at, cause) {
+        if retransmission.schedule_retry(at, cause) {
             self.events
                 .push(at, SimulationEvent::RetransmissionDue { qp: index });
         }
@@ -101,7 +101,7 @@ impl Simulation {
         let Some(retransmission) = qp.retransmission.as_deref_mut() else {
             return;
         };
-        let Some(cause) = retransmission.take_due(now) else {
+        let Some(cause) = retransmission.take_due_retry(now) else {
             return;
         };
         if cause.needs_nak() && retransmission.rnr_nak_sent {
@@ -121,21 +121,21 @@ impl Simulation {
         let counts = match cause {
             RetryCause::ReceiverNotReady => false,
             // If no earlier message is on its way, the responder expects a message that does not exist.
-            RetryCause::Overtaken => retransmission.holds(oldest),
+            RetryCause::Overtaken => retransmission.is_first_to_resend(oldest),
             _ => true,
         };
         if counts {
-            retransmission.retries += 1;
-            if retransmission.retries > limit.into()
+            retransmission.retry_count += 1;
+            if retransmission.retry_count > limit.into()
                 && let Some(failed) = retransmission.take_first(oldest)
             {
                 qp.next_completed_sequence.take_next();
-                self.messages[failed].status = code_u8(abi::IBV_WC_RETRY_EXC_ERR);
+                self.messages[failed].status = abi_code_to_u8(abi::IBV_WC_RETRY_EXC_ERR);
                 self.fail_work_request(index, failed, now, now);
                 return;
             }
         }
-        let messages = retransmission.take_messages();
+        let messages = retransmission.take_messages_to_resend();
         self.send_again(index, &messages, now);
     }
 
@@ -204,7 +204,7 @@ impl Simulation {
         let message = &self.messages[id];
         let (number, status) = (message.sequence_number, message.status);
         let responder = message.responder_qp;
-        let not_ready = status == code_u8(abi::IBV_WC_RNR_RETRY_EXC_ERR);
+        let not_ready = status == abi_code_to_u8(abi::IBV_WC_RNR_RETRY_EXC_ERR);
         let Some(qp) = self.qp(index) else {
             return false;
         };
@@ -231,15 +231,15 @@ impl Simulation {
             && let Some(retransmission) = qp.retransmission.as_deref_mut()
         {
             let next = qp.next_completed_sequence;
-            if let Some(message) = retransmission.take_early(next) {
+            if let Some(message) = retransmission.take_early_acknowledged(next) {
                 self.events
                     .push(now, SimulationEvent::ResponseArrived { message });
                 return;
             }
-            if !retransmission.has_early() {
+            if !retransmission.has_early_acknowledged() {
                 return;
             }
-            let held = retransmission.holds(next);
+            let held = retransmission.is_first_to_resend(next);
             if !self.complete_oldest_unacknowledged(index, now) {
                 if held {
                     self.schedule_retry(index, now, RetryCause::MissingResponse);
@@ -283,7 +283,7 @@ impl Simulation {
             } else {
                 // An earlier message is on its way again. A requester would send this one again, too, and its second
                 // response would follow that of the earlier one.
-                self.hold(index, id, now, Retransmission::add_early);
+                self.hold_message(index, id, now, Retransmission::add_early_acknowledged);
             }
             return false;
         };
@@ -300,7 +300,7 @@ impl Simulation {
             (now + rnr_wait, RetryCause::ReceiverNotReady)
         };
         self.messages[id].status = SUCCESS_STATUS;
-        if self.hold(index, id, now, Retransmission::add_undelivered) {
+        if self.hold_message(index, id, now, Retransmission::add_undelivered) {
             self.schedule_retry(index, retry.0, retry.1);
         }
         false
@@ -328,7 +328,7 @@ impl Simulation {
     /// Returns true if a message of a reliable queue pair is the next one that the responder executes. Otherwise
     /// answers or drops the message.
     #[inline(always)]
-    pub(super) fn is_in_sequence(&mut self, id: u32, machine: u32, at: Ps) -> bool {
+    pub(super) fn check_sequence_or_answer(&mut self, id: u32, machine: u32, at: Ps) -> bool {
         let message = &self.messages[id];
         let number = message.sequence_number;
         match self.qps.get(message.responder_qp as usize) {
@@ -366,7 +366,7 @@ impl Simulation {
             }
             Some(_) => {
                 self.record_wasted_send(requester);
-                let held = self.hold(requester, id, at, Retransmission::add_undelivered);
+                let held = self.hold_message(requester, id, at, Retransmission::add_undelivered);
                 let retransmission = self
                     .qp(requester)
                     .and_then(|qp| qp.retransmission.as_deref());

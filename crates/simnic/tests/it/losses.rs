@@ -178,7 +178,7 @@ fn responses_that_are_lost_together_cost_no_timeout() {
 #[test]
 fn a_large_message_behind_a_gap_between_dpu_and_host_arrives() {
     const BYTES: usize = 1 << 20;
-    let profile = nicmodel::profile::builtin("bf2").expect("built in");
+    let profile = nicmodel::profile::builtin_profile("bf2").expect("built in");
     let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
     let devices = Provider::simnic().devices().expect("a host and a DPU");
     let [(host, host_cq, host_memory), (dpu, cq, memory)] = [0, 1].map(|index| {
@@ -208,13 +208,13 @@ fn a_large_message_behind_a_gap_between_dpu_and_host_arrives() {
         };
         // The host is not ready yet.
         write(0, 8);
-        simnic::idle(500, None);
+        simnic::suspend_while_idle(500, None);
         let host = host.connect(&to_dpu).expect("it connects");
         write(1, BYTES);
         assert_eq!(side.completions(2).0, successes(2));
         drop((host, host_cq, host_memory));
     });
-    cluster.run().expect("it ends");
+    cluster.run_until_threads_end().expect("it ends");
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_delayed_message_delays_no_other_queue_pair() {
 #[test]
 fn lost_datagrams_are_counted_and_not_sent_again() {
     const COUNT: usize = 100;
-    let profile = nicmodel::profile::builtin("cib").expect("built in");
+    let profile = nicmodel::profile::builtin_profile("cib").expect("built in");
     let cluster = Cluster::new(profile, 2, 1).expect("it has all costs");
     let plan: Plan = "drop,p=0.2".parse().expect("a plan");
     cluster
@@ -290,10 +290,10 @@ fn lost_datagrams_are_counted_and_not_sent_again() {
         }
         let mut wcs = WcBuffer::<1>::new();
         while a.2.poll(&mut wcs).expect("no overrun").is_empty() {
-            simnic::idle(500, None);
+            simnic::suspend_while_idle(500, None);
         }
     });
-    cluster.run().expect("it ends");
+    cluster.run_until_threads_end().expect("it ends");
     let (sender, receiver) = (cluster.nic_counters(home), cluster.nic_counters(there));
     assert!((5..40).contains(&sender.lost_messages), "{sender:?}");
     assert_eq!(sender.wasted_sends, 0);

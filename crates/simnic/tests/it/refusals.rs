@@ -209,7 +209,7 @@ fn completion(cq: &CompletionQueue) -> ((u64, Option<WcStatus>), Duration) {
         match wc {
             Some(Ok(wc)) => return ((wc.wr_id(), None), now),
             Some(Err(wc)) => return ((wc.wr_id(), Some(wc.status())), now),
-            None => simnic::idle(100, None),
+            None => simnic::suspend_while_idle(100, None),
         };
         assert!(now < Duration::from_secs(1), "nothing completes");
     }

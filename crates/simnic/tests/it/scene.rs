@@ -52,7 +52,7 @@ impl Side {
                 Ok(wc) => (wc.wr_id(), None),
                 Err(wc) => (wc.wr_id(), Some(wc.status())),
             }));
-            simnic::idle(500, None);
+            simnic::suspend_while_idle(500, None);
             let now = simnic::now().expect("simulated");
             assert!(now < Duration::from_secs(2), "only {all:?} of {count}");
         }
@@ -105,7 +105,7 @@ pub(crate) fn run_owned(
     sender: impl FnOnce(&Side) + 'static,
     receiver: impl FnOnce(Side) + 'static,
 ) -> [NicCounters; 2] {
-    let profile = nicmodel::profile::builtin("cib").expect("built in");
+    let profile = nicmodel::profile::builtin_profile("cib").expect("built in");
     let cluster = Cluster::new(profile, 2, 1).expect("it has all costs");
     if let Some(plan) = setup.plan {
         let plan: Plan = plan.parse().expect("a plan");
@@ -145,20 +145,20 @@ pub(crate) fn run_owned(
     let sender_side = Shared::clone(&a);
     cluster.spawn(home, "sender", move || sender(&sender_side));
     cluster.spawn(there, "receiver", move || receiver(b));
-    cluster.run().expect("both end");
+    cluster.run_until_threads_end().expect("both end");
     drop(a);
     [home, there].map(|machine| cluster.nic_counters(machine))
 }
 
 /// Runs one thread on a cluster of one machine, with a domain and a completion queue.
 pub(crate) fn run_alone(body: impl FnOnce(&ProtectionDomain, &CompletionQueue) + 'static) {
-    let profile = nicmodel::profile::builtin("cib").expect("built in");
+    let profile = nicmodel::profile::builtin_profile("cib").expect("built in");
     let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
     let devices = Provider::simnic().devices().expect("a machine");
     let pd = open(&devices[0]).alloc_pd().expect("a domain");
     let cq = pd.context().create_cq(256).expect("a queue");
     cluster.spawn(cluster.host_of_machine(0), "thread", move || body(&pd, &cq));
-    cluster.run().expect("it ends");
+    cluster.run_until_threads_end().expect("it ends");
 }
 
 pub(crate) fn open(device: &verbs::Device) -> Context {
@@ -168,7 +168,7 @@ pub(crate) fn open(device: &verbs::Device) -> Context {
 pub(crate) fn wait(time: Duration) {
     let end = simnic::now().expect("simulated") + time;
     while simnic::now().expect("simulated") < end {
-        simnic::idle(1_000, None);
+        simnic::suspend_while_idle(1_000, None);
     }
 }
 

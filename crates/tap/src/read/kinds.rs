@@ -21,9 +21,9 @@ pub(super) fn merge_counted_operations(all: &mut Vec<CountedOperations>, new: Co
         return;
     }
     let same = |known: &&mut CountedOperations| {
-        let signaled = new.operation.signaled;
+        let signaled = new.operation.signaled_fraction;
         Operation {
-            signaled,
+            signaled_fraction: signaled,
             ..known.operation
         } == new.operation
     };
@@ -31,12 +31,13 @@ pub(super) fn merge_counted_operations(all: &mut Vec<CountedOperations>, new: Co
         return all.push(new);
     };
     #[expect(clippy::cast_precision_loss, reason = "a share")]
-    let signaled = |counted: &CountedOperations| counted.operation.signaled * counted.count as f64;
+    let signaled =
+        |counted: &CountedOperations| counted.operation.signaled_fraction * counted.count as f64;
     let both = signaled(known) + signaled(&new);
     known.count = known.count.saturating_add(new.count);
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     {
-        known.operation.signaled = (both / known.count as f64).clamp(0.0, 1.0);
+        known.operation.signaled_fraction = (both / known.count as f64).clamp(0.0, 1.0);
     }
 }
 
@@ -71,9 +72,9 @@ pub(super) fn sent_operations_if_modelled(
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     let signaled = kind.signaled as f64 / kind.count as f64;
     let operation = Operation {
-        imm,
+        has_imm: imm,
         inline,
-        signaled: signaled.min(1.0),
+        signaled_fraction: signaled.min(1.0),
         num_sge: if inline {
             1
         } else {
@@ -111,7 +112,7 @@ pub(super) fn received_operations_if_modelled(
         0
     };
     let operation = Operation {
-        imm: key.has_imm(),
+        has_imm: key.has_imm(),
         ..Operation::new(verb, transport, bytes.saturating_sub(header))
     };
     Some(CountedOperations {

@@ -1,8 +1,10 @@
 //! `verbatim bench peers --breakdown`: the time of each phase of a message.
 
 use anyhow::{Result, bail};
-use bench::breakdown::{Breakdown, MeasuredImplementation, TwoCoreTimes};
 use bench::goal::Row;
+use bench::message_time_breakdown::{
+    MeasuredImplementation, MessageTimeBreakdown, TimesAtOneDistance,
+};
 use bench::run::BenchSetup;
 use comfy_table::Table;
 
@@ -23,7 +25,7 @@ pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
         }
         steps.show_step(row.name());
     };
-    let results = bench::breakdown::run(bench, on_row, is_interrupted)?;
+    let results = bench::message_time_breakdown::run(bench, on_row, is_interrupted)?;
     drop(steps);
     if json {
         for result in &results {
@@ -34,7 +36,9 @@ pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
     if results.is_empty() {
         return Ok(CommandOutcome::Done);
     }
-    let counters = results.iter().any(|r| r.one_core.instructions.is_some());
+    let counters = results
+        .iter()
+        .any(|r| r.one_core.instructions_per_message.is_some());
     print_line(format_args!(
         "ns a message, medians of {} rounds. Measured: phases of 256 messages on core {}, and messages between cores {} \
          and {}. Derived: waiting is two cores less the busier end on one core: for lines, for the other end, for its \
@@ -63,7 +67,7 @@ fn side_name(side: MeasuredImplementation) -> &'static str {
     }
 }
 
-fn phase_time_table(results: &[Breakdown]) -> Table {
+fn phase_time_table(results: &[MessageTimeBreakdown]) -> Table {
     let header = [
         "what",
         "of",
@@ -79,26 +83,29 @@ fn phase_time_table(results: &[Breakdown]) -> Table {
     ];
     let mut table = output::table(header, &[2, 3, 4, 5, 7, 8, 9, 10]);
     for result in results {
-        let ns = result.one_core.ns;
+        let ns = result.one_core.ns_per_message;
         let phases = [ns.post, ns.poll, ns.receive, ns.post_recv].map(format_three_digits);
-        let both = [("near", result.near), ("far", result.far)];
-        let mut both: Vec<(&str, Option<TwoCoreTimes>)> =
+        let both = [("near", result.near_cores), ("far", result.far_cores)];
+        let mut both: Vec<(&str, Option<TimesAtOneDistance>)> =
             both.into_iter().filter(|(_, two)| two.is_some()).collect();
         if both.is_empty() {
             both.push(("moved", None));
         }
         for (cores, two) in both {
-            let of = |value: fn(TwoCoreTimes) -> f64| {
+            let of = |value: fn(TimesAtOneDistance) -> f64| {
                 two.map_or_else(|| "-".to_owned(), |two| format_three_digits(value(two)))
             };
-            let mut cells = vec![result.row.label(), side_name(result.side).to_owned()];
+            let mut cells = vec![
+                result.row.label(),
+                side_name(result.implementation).to_owned(),
+            ];
             cells.extend(phases.iter().cloned());
             cells.extend([
                 cores.to_owned(),
-                of(|two| two.ns),
-                of(|two| two.waiting_ns),
-                format_three_digits(result.lines),
-                of(|two| two.lines_ns),
+                of(|two| two.ns_per_message),
+                of(|two| two.waiting_ns_per_message),
+                format_three_digits(result.cache_lines_per_message),
+                of(|two| two.modelled_line_transfer_ns),
             ]);
             table.add_row(cells);
         }
@@ -107,7 +114,7 @@ fn phase_time_table(results: &[Breakdown]) -> Table {
 }
 
 /// Returns a table of the numbers of instructions and cycles in each phase.
-fn instruction_cycle_table(results: &[Breakdown]) -> Table {
+fn instruction_cycle_table(results: &[MessageTimeBreakdown]) -> Table {
     let header = [
         "what",
         "of",
@@ -120,13 +127,16 @@ fn instruction_cycle_table(results: &[Breakdown]) -> Table {
     let mut table = output::table(header, &[3, 4, 5, 6]);
     for result in results {
         let both = [
-            ("instructions", result.one_core.instructions),
-            ("cycles", result.one_core.cycles),
+            ("instructions", result.one_core.instructions_per_message),
+            ("cycles", result.one_core.cycles_per_message),
         ];
         for (what, phases) in both {
             if let Some(phases) = phases {
                 let figures = [phases.post, phases.poll, phases.receive, phases.post_recv];
-                let mut cells = vec![result.row.label(), side_name(result.side).to_owned()];
+                let mut cells = vec![
+                    result.row.label(),
+                    side_name(result.implementation).to_owned(),
+                ];
                 cells.push(what.to_owned());
                 cells.extend(figures.map(format_three_digits));
                 table.add_row(cells);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::calibrate::{
-    CalibrationResult, LocalMachine, MachineFacts, MeasuredRate, ProbeMachine, SimulatedMachine,
-    calibrate,
+    CalibrationResult, CalibrationTarget, LocalMachine, MachineFacts, MeasuredRate,
+    SimulatedMachine, calibrate,
 };
 use bench::micro::VerbStream;
 use nicmodel::Profile;
@@ -139,11 +139,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 
 /// A machine whose measurements are steps of the command.
 struct MachineWithProgressSteps<'m> {
-    machine: &'m mut dyn ProbeMachine,
+    machine: &'m mut dyn CalibrationTarget,
     steps: CommandSteps,
 }
 
-impl ProbeMachine for MachineWithProgressSteps<'_> {
+impl CalibrationTarget for MachineWithProgressSteps<'_> {
     fn facts(&self) -> Result<MachineFacts> {
         self.machine.facts()
     }
@@ -152,15 +152,15 @@ impl ProbeMachine for MachineWithProgressSteps<'_> {
         self.machine.counts_cache_line_reads()
     }
 
-    fn duration_ms(&self) -> u64 {
-        self.machine.duration_ms()
+    fn measurement_duration_ms(&self) -> u64 {
+        self.machine.measurement_duration_ms()
     }
 
-    fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
+    fn measure_stream(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
         let machine = &mut self.machine;
         let measured = self
             .steps
-            .run_unless_interrupted(stream.verb.label(), || machine.measure(stream))?;
+            .run_unless_interrupted(stream.verb.label(), || machine.measure_stream(stream))?;
         measured.context("interrupted")
     }
 }
@@ -171,7 +171,7 @@ fn profile_by_name(name: &str) -> Result<Profile> {
 }
 
 fn measure_with_progress(
-    machine: &mut dyn ProbeMachine,
+    machine: &mut dyn CalibrationTarget,
     like: &Profile,
 ) -> Result<CalibrationResult> {
     let steps = CommandSteps::new(bench::calibrate::measurement_count(machine) as u64)?;

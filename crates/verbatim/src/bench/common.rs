@@ -5,10 +5,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use bench::core_pinning::CorePair;
 use bench::link::WorkerCommand;
-use bench::nic::NicChoice;
-use bench::pin::CorePair;
-use bench::record::RunCircumstances;
+use bench::open_nic::NicChoice;
+use bench::run_circumstances::RunCircumstances;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
@@ -56,10 +56,10 @@ pub(super) fn warn_of_debug_build_and_load<S>(record: &RunCircumstances<S>) {
     if !record.optimised {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
-    if record.load_before > 0.5 {
+    if record.load_average_before > 0.5 {
         eprintln!(
             "note: other programs keep this machine busy (load {}); all figures suffer",
-            record.load_before
+            record.load_average_before
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use bench::crowd::{Crowd, CrowdConfig, CrowdPattern, RunResult};
-use bench::record::RunCircumstances;
+use bench::run_circumstances::RunCircumstances;
 use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -131,7 +131,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let mut crowd = Crowd::start(cores, &worker, &nic, &config)?;
         let (mut together, mut in_turn) = (Vec::new(), Vec::new());
         for _ in 0..args.rounds {
-            let name = config.kind.name();
+            let name = config.pattern.name();
             let both = steps.run_unless_interrupted(name, || {
                 Ok((crowd.run_all_pairs_at_once()?, crowd.run_one_by_one()?))
             })?;
@@ -193,7 +193,11 @@ impl CrowdResult {
             together_ms: MedianAndSpread::of(&together.iter().map(ms).collect::<Vec<_>>()),
             in_turn_ms: MedianAndSpread::of(&in_turn.iter().map(ms).collect::<Vec<_>>()),
             ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),
-            verified: together.iter().chain(in_turn).map(|t| t.verified).sum(),
+            verified: together
+                .iter()
+                .chain(in_turn)
+                .map(|t| t.verified_messages)
+                .sum(),
         }
     }
 }
@@ -213,7 +217,7 @@ fn print_table(all: &[CrowdResult]) -> Result<()> {
     );
     for line in all {
         rows.add_row([
-            line.config.kind.name().to_owned(),
+            line.config.pattern.name().to_owned(),
             line.config.processes.to_string(),
             line.config.total_messages().to_string(),
             format_spread_in_unit(line.together_ms, 1.0),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use bench::depth::{self, DataMemory, ExchangeConfig, TransferVerb};
 use bench::link::WorkerLink;
-use bench::peers::handover;
-use bench::record::RunCircumstances;
+use bench::peers::copy_pipeline;
+use bench::run_circumstances::RunCircumstances;
 use bench::simulated;
 use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
@@ -244,7 +244,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         for (config, samples) in exchanges.iter().zip(&mut samples) {
             let both = steps.run_unless_interrupted(format!("depth {}", config.depth), || {
                 let rate = depth::run(cores.requester, &mut link, &nic, config)?;
-                let copies = handover::measure_block_copies_per_s(
+                let copies = copy_pipeline::measure_block_copies_per_s(
                     cores,
                     config.payload_bytes,
                     config.depth * config.queue_pairs,

@@ -1,10 +1,10 @@
 //! The two sides of a measurement: processes of one host, or of two hosts.
 
 use anyhow::Result;
+use bench::core_pinning::CorePair;
 use bench::link::WorkerLink;
 use bench::micro::{MeasurementTask, WorkerPool};
-use bench::nic::NicChoice;
-use bench::pin::CorePair;
+use bench::open_nic::NicChoice;
 use bench::remote::{self, ListeningPeer};
 use serde::Serialize;
 use serde_json::json;
@@ -85,7 +85,7 @@ impl TwoHostArgs {
         let peer = ListeningPeer {
             address: address.clone(),
             task_description: json!(tasks),
-            processes,
+            process_count: processes,
         };
         Ok(WorkerPool::with_remote_peer(cores, peer))
     }
@@ -102,7 +102,7 @@ impl TwoHostArgs {
         let peer = ListeningPeer {
             address: address.clone(),
             task_description: json!(task_description),
-            processes: 1,
+            process_count: 1,
         };
         Ok(peer.connect()?.swap_remove(0))
     }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bench::events::{self, CorePlacement, PING_PONG_MESSAGE_BYTES, RoundTrips, Transport};
-use bench::record::RunCircumstances;
+use bench::events::{self, CorePlacement, PING_PONG_MESSAGE_BYTES, RoundTripResult, Transport};
+use bench::run_circumstances::RunCircumstances;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
@@ -76,7 +76,7 @@ struct EventsSample {
     placement: CorePlacement,
     transport: Transport,
     #[serde(flatten)]
-    measured: RoundTrips,
+    measured: RoundTripResult,
 }
 
 /// Medians of all rounds for a placement and a transport, with their spread.
@@ -122,7 +122,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
                 let transport = Transport::ALL[turn];
                 let name = format!("{}, {}", transport.label(), placement.label());
                 let measured = steps.run_unless_interrupted(name.clone(), || {
-                    events::run(
+                    events::measure_with_worker(
                         cores,
                         &worker,
                         &nic,
@@ -179,7 +179,7 @@ impl Row {
                 move |s: &&EventsSample| s.placement == placement && s.transport == transport;
             samples.iter().filter(wanted)
         };
-        let spread = |value: fn(&RoundTrips) -> f64| {
+        let spread = |value: fn(&RoundTripResult) -> f64| {
             MedianAndSpread::of(
                 &of(transport)
                     .map(|s| value(&s.measured))
@@ -187,14 +187,15 @@ impl Row {
             )
         };
         let ratios = of(Transport::Verbs).zip(of(transport));
-        let ratios =
-            ratios.map(|(verbs, this)| verbs.measured.per_second / this.measured.per_second);
+        let ratios = ratios.map(|(verbs, this)| {
+            verbs.measured.round_trips_per_s / this.measured.round_trips_per_s
+        });
         Some(Row {
             placement,
             transport,
-            per_second: spread(|m| m.per_second)?,
-            cpu_us: spread(|m| m.cpu_us)?,
-            sleeps: spread(|m| m.sleeps)?,
+            per_second: spread(|m| m.round_trips_per_s)?,
+            cpu_us: spread(|m| m.cpu_us_per_round_trip)?,
+            sleeps: spread(|m| m.sleeps_per_round_trip)?,
             verbs_ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>())?,
         })
     }
@@ -247,11 +248,11 @@ mod tests {
             round,
             placement,
             transport,
-            measured: RoundTrips {
+            measured: RoundTripResult {
                 round_trips: 1,
-                per_second,
-                cpu_us: 1.0,
-                sleeps: 2.0,
+                round_trips_per_s: per_second,
+                cpu_us_per_round_trip: 1.0,
+                sleeps_per_round_trip: 2.0,
             },
         };
         let (two, one) = (CorePlacement::TwoCores, CorePlacement::OneCore);

@@ -58,8 +58,8 @@ pub(crate) struct ProgramArgs {
 }
 
 fn parse_guideline_name(name: &str) -> Result<&'static GuidelinePrograms, String> {
-    guidelines::by_name(name).ok_or_else(|| {
-        let names: Vec<_> = guidelines::ALL
+    guidelines::programs_of_guideline(name).ok_or_else(|| {
+        let names: Vec<_> = guidelines::ALL_GUIDELINE_PROGRAMS
             .iter()
             .map(|programs| programs.guideline)
             .collect();
@@ -98,7 +98,7 @@ const MIN_SIGNIFICANT_GAIN: f64 = 0.05;
 
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let chosen: Vec<_> = if args.only.is_empty() {
-        guidelines::ALL.iter().collect()
+        guidelines::ALL_GUIDELINE_PROGRAMS.iter().collect()
     } else {
         args.only.clone()
     };
@@ -187,10 +187,10 @@ fn measure_and_predict_gain(
     programs: &'static GuidelinePrograms,
     args: &Args,
 ) -> Result<GuidelineResult> {
-    let model = nicmodel::guidelines::ALL;
+    let model = nicmodel::guidelines::ALL_GUIDELINES;
     let guideline = model.iter().find(|known| known.name == programs.guideline);
     let guideline = guideline.context("the guideline is known")?;
-    let nic = profile::builtin(programs.nic_profile_name).context("the NIC is known")?;
+    let nic = profile::builtin_profile(programs.nic_profile_name).context("the NIC is known")?;
     let advice = run_program_and_get_advice(programs, nic, false, args.repetitions)?;
     let kept = self::run_program_and_get_advice(programs, nic, true, args.repetitions)?;
     let mut gains = Vec::new();
@@ -209,7 +209,7 @@ fn measure_and_predict_gain(
     };
     let measured_gain = MedianAndSpread::of(&gains).context("there was no round")?;
     let gain = advice.as_ref().and_then(|advice| advice.gain);
-    let predicted_gain = gain.map(|gain| gain.relative);
+    let predicted_gain = gain.map(|gain| gain.relative_gain);
     Ok(GuidelineResult {
         guideline: guideline.name,
         section: guideline.section,

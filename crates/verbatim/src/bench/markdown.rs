@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use bench::micro::compare::{ComparisonSummary, Settings};
+use bench::micro::compare_nics::{ComparisonSettings, ComparisonSummary};
 use bench::micro::{MeasurementTask, VerbStream};
-use bench::record::RunCircumstances;
+use bench::run_circumstances::RunCircumstances;
 use bench::stats::MedianAndSpread;
 
 use super::common::format_byte_count;
@@ -14,7 +14,7 @@ use crate::output::format_three_digits;
 
 /// Formats the result as a Markdown page.
 pub(super) fn comparison_page(
-    record: &RunCircumstances<Settings>,
+    record: &RunCircumstances<ComparisonSettings>,
     summary: &ComparisonSummary,
 ) -> String {
     let mut page = String::new();
@@ -24,7 +24,7 @@ pub(super) fn comparison_page(
 
 fn write_page(
     page: &mut String,
-    record: &RunCircumstances<Settings>,
+    record: &RunCircumstances<ComparisonSettings>,
     summary: &ComparisonSummary,
 ) -> Result<(), std::fmt::Error> {
     let device = &record.device;
@@ -58,7 +58,7 @@ fn write_page(
     )?;
     writeln!(page, "| kernel | {} |", record.kernel)?;
     writeln!(page, "| commit | {} |", record.commit)?;
-    writeln!(page, "| load before | {} |", record.load_before)?;
+    writeln!(page, "| load before | {} |", record.load_average_before)?;
     writeln!(page, "| command | `{}` |", command_line_in_checkout(record))?;
     if is_soft_roce(device) {
         writeln!(
@@ -76,7 +76,7 @@ fn write_page(
         "\n## Latency\n\nHalf of a round trip; medians of each round's median.\n"
     )?;
     write_table(page, device, summary.rows.iter().filter(|row| !rates(row)))?;
-    if record.settings.perftest {
+    if record.settings.runs_perftest {
         writeln!(
             page,
             "\n*perftest* is what its tools (`ib_send_bw -l`, `ib_write_lat`, …) measured on `{device}` in \
@@ -104,14 +104,14 @@ fn write_page(
     )
 }
 
-fn row_task(row: &bench::micro::compare::RowResult) -> MeasurementTask {
+fn row_task(row: &bench::micro::compare_nics::RowResult) -> MeasurementTask {
     row.task
 }
 
 fn write_table<'a>(
     page: &mut String,
     device: &str,
-    rows: impl Iterator<Item = &'a bench::micro::compare::RowResult>,
+    rows: impl Iterator<Item = &'a bench::micro::compare_nics::RowResult>,
 ) -> Result<(), std::fmt::Error> {
     writeln!(
         page,
@@ -136,7 +136,11 @@ fn write_table<'a>(
             )
         };
         let depth = match row.task {
-            MeasurementTask::Stream(VerbStream { window, batch, .. }) => {
+            MeasurementTask::Stream(VerbStream {
+                window,
+                wrs_per_doorbell: batch,
+                ..
+            }) => {
                 format!("{window}, {batch}")
             }
             MeasurementTask::PingPong(_) => "1, 1".to_owned(),
@@ -149,7 +153,7 @@ fn write_table<'a>(
             format_byte_count(row.task.payload_bytes()),
             side(row.softnic),
             side(row.system),
-            ratio(row.ratio),
+            ratio(row.softnic_to_system_ratio),
             goal.trim(),
             side(row.perftest),
             ratio(row.system_to_perftest),
@@ -159,7 +163,7 @@ fn write_table<'a>(
 }
 
 /// Returns the command line, with the path that the program has in a checkout.
-fn command_line_in_checkout(record: &RunCircumstances<Settings>) -> String {
+fn command_line_in_checkout(record: &RunCircumstances<ComparisonSettings>) -> String {
     let mut words = vec!["target/release/verbatim".to_owned()];
     words.extend(record.command.iter().skip(1).cloned());
     words.join(" ")
@@ -174,28 +178,28 @@ fn is_soft_roce(device: &str) -> bool {
         || device.starts_with("rxe")
 }
 
-fn is_cpu_emulated(record: &RunCircumstances<Settings>) -> bool {
+fn is_cpu_emulated(record: &RunCircumstances<ComparisonSettings>) -> bool {
     record.cpu_model.contains("TCG")
 }
 
 #[cfg(test)]
 mod tests {
-    use bench::micro::compare::RowResult;
+    use bench::core_pinning::CorePair;
+    use bench::micro::compare_nics::RowResult;
     use bench::micro::{MicroParameters, PingPong, Verb};
-    use bench::pin::CorePair;
 
     use super::*;
 
-    fn record() -> RunCircumstances<Settings> {
+    fn record() -> RunCircumstances<ComparisonSettings> {
         let cores = CorePair {
             requester: 0,
             responder: 1,
         };
-        let settings = Settings {
+        let settings = ComparisonSettings {
             rounds: 3,
             duration_ms: 300,
             payloads_bytes: vec![8, 4096],
-            perftest: true,
+            runs_perftest: true,
         };
         let mut record =
             RunCircumstances::new(cores, "softnic, system".into(), "rxe0".into(), settings);
@@ -214,11 +218,11 @@ mod tests {
             softnic: of(softnic),
             system: of(system),
             perftest: None,
-            ratio: of(softnic / system),
+            softnic_to_system_ratio: of(softnic / system),
             system_to_perftest: None,
-            goal,
+            ratio_goal: goal,
             goal_met: goal.map(|_| false),
-            lost_ops: [0, 0],
+            lost_datagrams: [0, 0],
             errors: vec![],
         }
     }
@@ -233,7 +237,7 @@ mod tests {
         let ping = PingPong::new(Verb::RcWrite, &parameters(8), 1).expect("it fits");
         let mut failed = row(MeasurementTask::Stream(stream(64)), 1.0, 1.0, None);
         failed.system = None;
-        failed.ratio = None;
+        failed.softnic_to_system_ratio = None;
         failed.errors = vec!["round 0, device: it\nbroke".to_owned()];
         ComparisonSummary {
             rows: vec![

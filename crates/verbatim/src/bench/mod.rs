@@ -195,7 +195,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     }
     match args.what {
         BenchSubcommand::Peers(args) => peers::run(args, &Row::OWN_PROGRAM_ROWS),
-        BenchSubcommand::DropIn(args) => peers::run(args, &Row::DROP_IN),
+        BenchSubcommand::DropIn(args) => peers::run(args, &Row::DROP_IN_ROWS),
         BenchSubcommand::Wire(args) => peers::run_wire(args),
         BenchSubcommand::Events(args) => events::run(&args),
         BenchSubcommand::Providers(args) => providers::run(&args),

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use bench::micro::{
     MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS_PER_THREAD,
-    MAX_THREADS, MAX_WINDOW, MeasuredRole, MemoryPages, MicroParameters, Verb, VerbStream,
+    MAX_THREADS, MAX_WINDOW, MeasuredRole, MicroParameters, RegionPageSize, Verb, VerbStream,
 };
-use bench::nic::NicChoice;
+use bench::open_nic::NicChoice;
 use clap::ValueEnum;
 use nicmodel::Profile;
 
@@ -163,7 +163,7 @@ pub(super) const MIN_VIRTUAL_DURATION_MS: u64 = 1;
 /// of fewer bytes than the default window is computed as the default window. In a shorter run, messages in flight at
 /// the start and the end would distort the rate.
 fn default_virtual_duration_ms(stream: &VerbStream) -> u64 {
-    let queue_pairs = stream.threads as u64 * stream.queue_pairs as u64;
+    let queue_pairs = stream.threads as u64 * stream.queue_pairs_per_thread as u64;
     let usual_bytes = (256 * stream.payload_bytes).min((8 << 20).max(2 * stream.payload_bytes));
     let window_bytes = (stream.window * stream.payload_bytes).max(usual_bytes) as u64;
     (32 * queue_pairs * window_bytes / 10_000_000).max(MIN_VIRTUAL_DURATION_MS)
@@ -260,9 +260,9 @@ impl StreamArgs {
             other_side_processes: self.processes,
             atomic_counters: self.addresses,
             counter_spacing_bytes: self.spacing,
-            pages: self.pages.map(|pages| match pages {
-                PagesArg::Small => MemoryPages::Small,
-                PagesArg::Huge => MemoryPages::Huge,
+            page_size: self.pages.map(|pages| match pages {
+                PagesArg::Small => RegionPageSize::Small,
+                PagesArg::Huge => RegionPageSize::Huge,
             }),
             max_reads_in_wqe_cache: simulated.and_then(max_reads_without_wqe_eviction),
             ..self.common.parameters()
@@ -283,7 +283,7 @@ impl StreamArgs {
         if self.common.ends.starts_sides_separately() {
             return Ok(1);
         }
-        let cores = bench::pin::allowed_cores()?.len();
+        let cores = bench::core_pinning::allowed_cores()?.len();
         let busy = if verb.is_send() { 2 } else { 1 };
         Ok((cores / busy).clamp(1, MAX_THREADS))
     }

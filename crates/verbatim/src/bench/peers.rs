@@ -4,13 +4,13 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use bench::bounce::MAX_NEAR_BOUNCE_NS;
+use bench::cache_line_bounce::MAX_NEAR_CORES_BOUNCE_NS;
 use bench::goal::{Row, RowGoal};
-use bench::record::RunCircumstances;
 use bench::run::{
-    BenchSetup, ComparedSide, GoalVerdict, RowFigures, RowResult, RowSample, RunEvent, RunSummary,
-    Settings,
+    BenchSettings, BenchSetup, ComparedSide, GoalVerdict, RowFigures, RowResult, RowSample,
+    RunEvent, RunSummary,
 };
+use bench::run_circumstances::RunCircumstances;
 use bench::stats::MedianAndSpread;
 use comfy_table::Table;
 use serde::Serialize;
@@ -92,7 +92,7 @@ pub(super) fn run_wire(args: Args) -> Result<CommandOutcome> {
     if args.nic.provider == Provider::System {
         bail!("the path by packets is the software NIC's; leave out --provider system");
     }
-    run(args, &Row::WIRE)
+    run(args, &Row::WIRE_ROWS)
 }
 
 /// Runs the command with the rows that the arguments name, or with all rows in `all`.
@@ -104,13 +104,13 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
     let nic = nic_choice(&args.nic, &args.port);
     let device = nic.device_name()?;
     let bench = BenchSetup {
-        settings: Settings {
+        settings: BenchSettings {
             rounds: args.rounds,
-            shrink: if args.smoke { 100 } else { 1 },
+            shrink_divisor: if args.smoke { 100 } else { 1 },
             rows,
         },
         cores,
-        worker: worker_command()?,
+        worker_command: worker_command()?,
         nic,
     };
     if args.breakdown {
@@ -192,7 +192,7 @@ fn named_or_all_rows(args: &Args, all: &[Row]) -> Vec<Row> {
         return args.only.clone();
     }
     let all = all.iter().copied();
-    all.filter(|row| !args.breakdown || row.send_stream().is_some())
+    all.filter(|row| !args.breakdown || row.as_send_stream().is_some())
         .collect()
 }
 
@@ -225,7 +225,7 @@ fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> 
         },
     );
     print_line(format_args!(
-        "{}, {} (commit {})\ncores {} and {}: a cache line takes {bounce}; near is up to {MAX_NEAR_BOUNCE_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
+        "{}, {} (commit {})\ncores {} and {}: a cache line takes {bounce}; near is up to {MAX_NEAR_CORES_BOUNCE_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
         record.cpu_model,
         record.kernel,
         record.commit,
@@ -240,16 +240,16 @@ fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> 
     ))?;
     print_line(table(&summary.rows))?;
     for row in &summary.rows {
-        if row.lost_ops > 0 {
+        if row.lost_messages > 0 {
             print_line(format_args!(
                 "{}: {} datagrams were lost",
-                row.description, row.lost_ops
+                row.description, row.lost_messages
             ))?;
         }
-        if row.moved > 0 {
+        if row.measurements_with_moved_cores > 0 {
             print_line(format_args!(
                 "{}: the cores moved during {} measurements, which do not count",
-                row.description, row.moved
+                row.description, row.measurements_with_moved_cores
             ))?;
         }
         for error in &row.errors {
@@ -270,7 +270,7 @@ fn table(rows: &[RowResult]) -> Table {
     let shown = if has_limits { header.len() } else { 8 };
     let mut table = output::table(header, &[2, 4, 5, 6, 9, 10, 11]);
     for row in rows {
-        let both = [("near", row.near), ("far", row.far)];
+        let both = [("near", row.near_cores), ("far", row.far_cores)];
         let both = both
             .into_iter()
             .filter_map(|(cores, figures)| Some((cores, figures?)));
@@ -317,12 +317,18 @@ fn table_row_cells(row: &RowResult, cores: &str, figures: &RowFigures) -> Vec<St
         format_median_and_range(figures.ours, unit),
         row.peer_name.clone().unwrap_or_default(),
         of(&row.peer_name, median(figures.peer)),
-        of(&row.peer_name, format_median_and_range(figures.ratio, "x")),
+        of(
+            &row.peer_name,
+            format_median_and_range(figures.ratio_to_peer, "x"),
+        ),
         wanted,
         verdict,
         row.limit_name.clone().unwrap_or_default(),
         of(&row.limit_name, median(figures.limit)),
-        of(&row.limit_name, format_median_and_range(figures.share, "x")),
+        of(
+            &row.limit_name,
+            format_median_and_range(figures.share_of_limit, "x"),
+        ),
         limit_wanted,
         limit_verdict,
     ]
@@ -336,13 +342,16 @@ fn goal_and_verdict_text(
     let Some(verdict) = verdict else {
         return (String::new(), String::new());
     };
-    let word = match (verdict.at_least_reached, verdict.aim_reached) {
+    let word = match (verdict.is_minimum_reached, verdict.aim_reached) {
         _ if !row.errors.is_empty() => "FAILED",
         (_, true) => "aim",
         (true, false) => "ok",
         (false, false) => "MISSED",
     };
-    let RowGoal { at_least, aim_for } = verdict.goal;
+    let RowGoal {
+        worst_acceptable: at_least,
+        aim_for,
+    } = verdict.goal;
     (format!("{at_least} / {aim_for} {unit}"), word.to_owned())
 }
 
@@ -354,21 +363,21 @@ mod tests {
     fn a_row_has_a_line_for_each_distance_that_occurred() {
         let spread = |value| MedianAndSpread::of(&[value]);
         let goal = RowGoal {
-            at_least: 0.5,
+            worst_acceptable: 0.5,
             aim_for: 0.75,
         };
         let verdict = |reached| GoalVerdict {
             goal,
-            at_least_reached: reached,
+            is_minimum_reached: reached,
             aim_reached: false,
         };
         let figures = |share: f64| RowFigures {
             ours: spread(34.0),
             peer: spread(17.0),
-            ratio: spread(2.0),
+            ratio_to_peer: spread(2.0),
             verdict: Some(verdict(true)),
             limit: spread(34.0 / share),
-            share: spread(share),
+            share_of_limit: spread(share),
             limit_verdict: Some(verdict(share >= 0.5)),
         };
         let row = RowResult {
@@ -377,11 +386,11 @@ mod tests {
             unit: Row::RcSend.unit(),
             peer_name: Some("UCX am_bw".to_owned()),
             limit_name: Some("bare ring".to_owned()),
-            near: Some(figures(0.25)),
-            far: Some(figures(0.5)),
-            moved: 0,
-            at_least_reached: false,
-            lost_ops: 0,
+            near_cores: Some(figures(0.25)),
+            far_cores: Some(figures(0.5)),
+            measurements_with_moved_cores: 0,
+            are_minimums_reached: false,
+            lost_messages: 0,
             errors: vec![],
         };
         let text = table(std::slice::from_ref(&row)).to_string();
@@ -397,9 +406,9 @@ mod tests {
             "{text}"
         );
         let moved = RowResult {
-            near: None,
-            far: None,
-            moved: 5,
+            near_cores: None,
+            far_cores: None,
+            measurements_with_moved_cores: 5,
             ..row
         };
         assert!(table(&[moved]).to_string().contains("MOVED"));

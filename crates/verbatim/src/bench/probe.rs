@@ -4,7 +4,7 @@
 use anyhow::Result;
 use bench::micro::{MAX_PAYLOAD_BYTES, Verb};
 use bench::probe::{self, ProbeResult, ProbedProperty, WriteProbe};
-use bench::record::RunCircumstances;
+use bench::run_circumstances::RunCircumstances;
 use clap::ValueEnum;
 use serde::Serialize;
 
@@ -116,7 +116,7 @@ pub(super) fn run(property: ProbedProperty, args: &Args) -> Result<CommandOutcom
         let Some(result) = result else {
             break;
         };
-        all_there &= result.missing == 0;
+        all_there &= result.writes_with_missing_words == 0;
         if args.json {
             print_typed_json(
                 "probe",
@@ -127,7 +127,7 @@ pub(super) fn run(property: ProbedProperty, args: &Args) -> Result<CommandOutcom
                 },
             )?;
         }
-        let verdict = match (property, result.missing) {
+        let verdict = match (property, result.writes_with_missing_words) {
             (ProbedProperty::Order, 0) => "left to right in every look",
             (ProbedProperty::Order, _) => "the last word may be seen first",
             (ProbedProperty::Visible, 0) => "seen whenever completed",
@@ -135,8 +135,8 @@ pub(super) fn run(property: ProbedProperty, args: &Args) -> Result<CommandOutcom
         };
         rows.add_row([
             format_byte_count(payload_bytes),
-            result.inspected.to_string(),
-            result.missing.to_string(),
+            result.inspected_writes.to_string(),
+            result.writes_with_missing_words.to_string(),
             verdict.to_owned(),
         ]);
     }

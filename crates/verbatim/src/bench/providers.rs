@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bench::micro::compare::{
-    self, ComparisonEvent, ComparisonSample, ComparisonSetup, ComparisonSummary, NicSide,
-    PAYLOADS_BYTES, RowResult, Settings,
+use bench::micro::compare_nics::{
+    self, ComparisonEvent, ComparisonSample, ComparisonSettings, ComparisonSetup,
+    ComparisonSummary, NicSide, PAYLOADS_BYTES, RowResult,
 };
 use bench::micro::{MAX_PAYLOAD_BYTES, MeasurementTask};
-use bench::nic::NicChoice;
+use bench::open_nic::NicChoice;
 use bench::peers::perftest;
-use bench::record::RunCircumstances;
+use bench::run_circumstances::RunCircumstances;
 use serde::Serialize;
 
 use super::common::{
@@ -75,7 +75,7 @@ pub(super) struct Args {
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
     /// The circumstances of the run; this is the first line.
-    Record(&'a RunCircumstances<Settings>),
+    Record(&'a RunCircumstances<ComparisonSettings>),
     /// One measurement.
     Sample(&'a ComparisonSample),
     /// One row of the table.
@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         ..NicChoice::first_device_of("system")
     };
     let device = system.device_name().context(NO_DEVICE_MESSAGE)?;
-    let settings = Settings {
+    let settings = ComparisonSettings {
         rounds: args.rounds,
         duration_ms: u64::try_from(args.measurement_duration.as_millis()).unwrap_or(u64::MAX),
         payloads_bytes: if args.payload.is_empty() {
@@ -112,9 +112,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         } else {
             args.payload.clone()
         },
-        perftest: !args.no_perftest && perftest::is_installed(),
+        runs_perftest: !args.no_perftest && perftest::is_installed(),
     };
-    if !settings.perftest && !args.no_perftest {
+    if !settings.runs_perftest && !args.no_perftest {
         eprintln!("note: perftest is not installed (Debian: perftest), so its figures are missing");
     }
     let softnic = NicChoice::first_device_of("softnic");
@@ -125,7 +125,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     warn_of_debug_build_and_load(&record);
     lines.write_line(&Line::Record(&record))?;
 
-    let sides = if record.settings.perftest { 3 } else { 2 };
+    let sides = if record.settings.runs_perftest { 3 } else { 2 };
     let steps = CommandSteps::new(u64::from(args.rounds) * tasks.len() as u64 * sides)?;
     let mut told = Ok(());
     let on_event = |event: &ComparisonEvent| {
@@ -142,7 +142,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             }
         }
     };
-    let summary = compare::run(&comparison, on_event, is_interrupted)?;
+    let summary = compare_nics::run(&comparison, on_event, is_interrupted)?;
     drop(steps);
     told?;
     for row in &summary.rows {
@@ -198,7 +198,10 @@ pub(super) fn row_label(task: &MeasurementTask) -> String {
     format!("{}{latency}, {payload}", task.verb().label())
 }
 
-fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummary) -> Result<()> {
+fn print_summary(
+    record: &RunCircumstances<ComparisonSettings>,
+    summary: &ComparisonSummary,
+) -> Result<()> {
     print_line(format_args!(
         "{}, {} (commit {}), cores {} and {}\nmedian of {} rounds (min..max); ratio: software NIC to \
          {} in the same round\n",
@@ -233,7 +236,7 @@ fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummar
             row_label(&row.task),
             side(row.softnic),
             side(row.system),
-            format_median_and_range(row.ratio, "x"),
+            format_median_and_range(row.softnic_to_system_ratio, "x"),
             format_goal(row),
             goal_met_text(row).to_owned(),
             side(row.perftest),
@@ -242,7 +245,10 @@ fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummar
     }
     print_line(table)?;
     for row in &summary.rows {
-        for (side, lost) in [NicSide::Softnic, NicSide::System].iter().zip(row.lost_ops) {
+        for (side, lost) in [NicSide::Softnic, NicSide::System]
+            .iter()
+            .zip(row.lost_datagrams)
+        {
             if lost > 0 {
                 let (label, side) = (row_label(&row.task), side.name());
                 print_line(format_args!(

@@ -1,10 +1,10 @@
 //! `verbatim bench simulator`: the speed of simulations of clusters.
 
 use anyhow::{Context, Result};
+use bench::resource_usage::ResourceUsage;
 use bench::simulated::sequencer::{SequencerParameters, run as simulate};
 use bench::stats::MedianAndSpread;
-use bench::usage::ResourceUsage;
-use nicmodel::profile::builtin;
+use nicmodel::profile::builtin_profile;
 use sequencer::Design;
 use serde::Serialize;
 
@@ -60,7 +60,7 @@ struct SimulationSpeedRow {
 }
 
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
-    let cib = builtin("cib").context("Connect-IB is built in")?;
+    let cib = builtin_profile("cib").context("Connect-IB is built in")?;
     let designs = if args.design.is_empty() {
         &Design::ALL[..]
     } else {
@@ -83,25 +83,25 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     for (design, cores) in setups {
         let setup = SequencerParameters {
             clients: args.clients,
-            time: args.duration,
+            measured_time: args.duration,
             ..SequencerParameters::paper_setup(design, cores)
         };
         let (mut rates, mut last) = (Vec::new(), None);
         for _ in 0..args.rounds {
             let name = format!("{design} on {cores} cores");
             let simulated = steps.run_unless_interrupted(name, || {
-                let before = ResourceUsage::of(std::process::id())?.cpu_ns;
+                let before = ResourceUsage::of_process(std::process::id())?.cpu_ns;
                 let outcome = simulate(cib, &setup)?;
                 Ok((
                     outcome,
-                    ResourceUsage::of(std::process::id())?.cpu_ns - before,
+                    ResourceUsage::of_process(std::process::id())?.cpu_ns - before,
                 ))
             })?;
             let Some((outcome, cpu_ns)) = simulated else {
                 break;
             };
             #[allow(clippy::cast_precision_loss)] // far below 2^52
-            let (requests, cpu_ns) = (outcome.requests as f64, cpu_ns.max(1) as f64);
+            let (requests, cpu_ns) = (outcome.received_numbers as f64, cpu_ns.max(1) as f64);
             rates.push(requests / cpu_ns * 1e3);
             last = Some((outcome, cpu_ns));
         }
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             design,
             cores,
             clients: args.clients,
-            requests: outcome.requests,
+            requests: outcome.received_numbers,
             virtual_ms: outcome.virtual_ms,
             requests_per_cpu_us: MedianAndSpread::of(&rates).context("there was no round")?,
             speed: outcome.virtual_ms * 1e6 / cpu_ns,

@@ -8,7 +8,7 @@ use bench::micro::{
     MAX_THREADS, MAX_WINDOW, MeasuredRole, MeasurementTask, MicroParameters,
     TaskResult as Measured, Verb, VerbStream,
 };
-use bench::record::RunCircumstances;
+use bench::run_circumstances::RunCircumstances;
 use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};

@@ -5,7 +5,7 @@ use bench::micro::{
     MeasuredRole, MeasurementTask, PingPong, PingPongLatency, StreamRate, TaskResult as Measured,
     Verb, VerbStream,
 };
-use bench::record::RunCircumstances;
+use bench::run_circumstances::RunCircumstances;
 use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
@@ -327,7 +327,7 @@ pub(super) fn rate_result(outcomes: &[Measured]) -> RateMedians {
         rate_mops: spread(|r| r.rate_mops),
         bandwidth_gbytes_per_s: spread(|r| r.bandwidth_gbytes_per_s),
         verified_ops: rates.iter().map(|r| r.verified_ops).sum(),
-        lost_ops: rates.iter().map(|r| r.lost_ops).sum(),
+        lost_ops: rates.iter().map(|r| r.lost_datagrams).sum(),
     }
 }
 
@@ -381,26 +381,26 @@ fn describe_payload(verb: Verb, payload_bytes: usize, inline: bool) -> String {
 /// Describes the settings of a stream that differ from the defaults, without its payload.
 fn describe_changed_settings(stream: &VerbStream) -> String {
     let mut text = String::new();
-    if stream.direction == MeasuredRole::Inbound {
+    if stream.measured_role == MeasuredRole::Inbound {
         text += ", inbound";
     }
     let many = [
         (stream.threads, "threads"),
-        (stream.queue_pairs, "queue pairs each"),
-        (stream.addresses, "counters"),
+        (stream.queue_pairs_per_thread, "queue pairs each"),
+        (stream.atomic_counters, "counters"),
     ];
     for (count, name) in many {
         if count > 1 {
             text += &format!(", {count} {name}");
         }
     }
-    if stream.addresses > 1 {
-        text += &format!(" {} apart", format_byte_count(stream.spacing_bytes));
+    if stream.atomic_counters > 1 {
+        text += &format!(" {} apart", format_byte_count(stream.counter_spacing_bytes));
     }
-    if stream.burst {
+    if stream.waits_between_windows {
         text += ", window after window";
     }
-    if let Some(pages) = stream.pages {
+    if let Some(pages) = stream.page_size {
         text += &format!(", {} pages", pages.name());
     }
     text
@@ -408,7 +408,7 @@ fn describe_changed_settings(stream: &VerbStream) -> String {
 
 fn show_rate(stream: &VerbStream, result: &RateMedians) -> Result<()> {
     let VerbStream {
-        batch,
+        wrs_per_doorbell: batch,
         window,
         signal_every,
         ..

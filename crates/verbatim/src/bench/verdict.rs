@@ -1,11 +1,11 @@
 //! The goals of the comparison of providers, and the verdict on each row.
 
 use bench::micro::MeasurementTask;
-use bench::micro::compare::RowResult;
+use bench::micro::compare_nics::RowResult;
 
 /// Formats the goal for the ratio of a row.
 pub(super) fn format_goal(row: &RowResult) -> String {
-    match (row.goal, row.task) {
+    match (row.ratio_goal, row.task) {
         (None, _) => String::new(),
         (Some(goal), MeasurementTask::Stream(_)) => format!("≥ {goal} x"),
         (Some(goal), MeasurementTask::PingPong(_)) => format!("≤ {goal} x"),
@@ -27,7 +27,7 @@ pub(super) fn figure_unit_and_factor(row: &RowResult) -> (&'static str, f64) {
 /// Formats the verdict on a row's goal.
 pub(super) fn goal_met_text(row: &RowResult) -> &'static str {
     match row.goal_met {
-        _ if row.ratio.is_none() => "FAILED",
+        _ if row.softnic_to_system_ratio.is_none() => "FAILED",
         None => "",
         Some(true) => "met",
         Some(false) => "MISSED",

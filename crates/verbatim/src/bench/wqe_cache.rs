@@ -9,7 +9,7 @@ use bench::micro::{
     MAX_THREADS, MAX_WINDOW, MeasurementTask, MicroParameters, StreamRate, TaskResult as Measured,
     Verb, VerbStream,
 };
-use bench::record::RunCircumstances;
+use bench::run_circumstances::RunCircumstances;
 use bench::stats::median;
 use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
@@ -224,7 +224,7 @@ fn simulate(
             ),
             wqe_cache_misses: Some(counted.wqe_cache_misses),
         };
-        let expected = stream.footprint(profile)?.requester.lines_read();
+        let expected = stream.footprint(profile)?.requester.cache_lines_read();
         let point = median_point(stream, &[sample], expected);
         lines.write_line(&Line::Window(&point))?;
         points.push(point);
@@ -296,10 +296,10 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     let measured = streams.iter().zip(&samples);
     for (stream, samples) in measured.filter(|(_, samples)| !samples.is_empty()) {
         let footprint = stream.footprint(&expect)?;
-        let mut expected = footprint.requester.lines_read();
+        let mut expected = footprint.requester.cache_lines_read();
         if !common.ends.starts_sides_separately() {
             // The counters include the reads of both sides.
-            expected += footprint.responder.lines_read();
+            expected += footprint.responder.cache_lines_read();
         }
         let point = median_point(stream, samples, expected);
         lines.write_line(&Line::Window(&point))?;
@@ -452,7 +452,7 @@ mod tests {
                 rate_mops: 10.0,
                 bandwidth_gbytes_per_s: 0.08,
                 verified_ops: 100,
-                lost_ops: 0,
+                lost_datagrams: 0,
             }),
             lines_read,
             wqe_cache_misses,

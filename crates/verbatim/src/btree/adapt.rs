@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use bench::simulated::adaptive::{self, AdaptiveParameters, AdaptiveResult as Course};
+use bench::simulated::adaptive_split::{
+    self, AdaptiveSplitParameters, AdaptiveSplitResult as Course,
+};
 use chart::{Axis, Chart, Series};
 use serde::Serialize;
 
@@ -84,29 +86,30 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         nic_file: args.nic_file.clone(),
     };
     let profile = chosen.chosen_or_default_profile()?;
-    let setup = AdaptiveParameters {
+    let setup = AdaptiveSplitParameters {
         phase_duration: args.every,
-        phases: args.jumps,
-        exponent: args.exponent,
+        phase_count: args.jumps,
+        zipf_exponent: args.exponent,
         seed: args.seed,
-        ..AdaptiveParameters::default()
+        ..AdaptiveSplitParameters::default()
     };
     let steps = CommandSteps::new(3)?;
     let best = steps.run_unless_interrupted("splits that stay", || {
-        adaptive::best_fixed_split_mops_and_dpu_share(&profile, &setup)
+        adaptive_split::best_fixed_split_mops_and_dpu_share(&profile, &setup)
     })?;
     let Some(best) = best else {
         return Ok(CommandOutcome::Done);
     };
-    let follows =
-        steps.run_unless_interrupted("the adaptive split", || adaptive::run(&profile, &setup))?;
-    let still = AdaptiveParameters {
+    let follows = steps.run_unless_interrupted("the adaptive split", || {
+        adaptive_split::run(&profile, &setup)
+    })?;
+    let still = AdaptiveSplitParameters {
         controller_period: None,
-        begin: best.1,
+        initial_dpu_request_share: best.1,
         ..setup.clone()
     };
     let name = "the split of the beginning";
-    let stays = steps.run_unless_interrupted(name, || adaptive::run(&profile, &still))?;
+    let stays = steps.run_unless_interrupted(name, || adaptive_split::run(&profile, &still))?;
     drop(steps);
     let (Some(follows), Some(stays)) = (follows.as_ref(), stays.as_ref()) else {
         return print_partial_results(args, best, follows.as_ref());
@@ -139,7 +142,7 @@ fn print_partial_results(
             print_typed_json("course", &("adaptive", follows))?;
         }
         return Ok(outcome_of_comparison(
-            follows.is_none_or(|course| course.verified),
+            follows.is_none_or(|course| course.are_values_right),
         ));
     }
     print_line(format_args!(
@@ -154,23 +157,23 @@ fn print_partial_results(
         ))?;
     }
     Ok(outcome_of_comparison(
-        follows.is_none_or(|course| course.verified),
+        follows.is_none_or(|course| course.are_values_right),
     ))
 }
 
 /// Returns the mean rate of a whole course.
 fn mean_mops(course: &Course) -> Option<f64> {
-    let end = course.points.last()?.ms;
+    let end = course.points.last()?.step_end_ms;
     Some(course.mean_rate_mops(0.0, end))
 }
 
 fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> AdaptSummary {
-    let last = follows.jumps_ms.last().copied().unwrap_or(0.0);
-    let end = follows.points.last().map_or(0.0, |p| p.ms);
+    let last = follows.phase_start_times_ms.last().copied().unwrap_or(0.0);
+    let end = follows.points.last().map_or(0.0, |p| p.step_end_ms);
     let settled =
         |course: &Course| course.mean_rate_mops(last + 10.0, (end - last - 10.0).max(1.0));
     // The first entry is the start of the simulation, when the split is right.
-    let jumps = follows.jumps_ms.iter().skip(1);
+    let jumps = follows.phase_start_times_ms.iter().skip(1);
     let lost: Vec<f64> = jumps
         .map(|at| (1.0 - follows.mean_rate_mops(*at, 10.0) / best).max(0.0))
         .collect();
@@ -183,17 +186,17 @@ fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> Adapt
         settled_mops: settled(follows),
         fixed_mops: settled(stays),
         lost_while_moving: lost,
-        moved_bytes: 16 * follows.points.last().map_or(0, |p| p.moved),
-        redirected: follows.redirected,
-        verified: follows.verified && stays.verified,
+        moved_bytes: 16 * follows.points.last().map_or(0, |p| p.moved_entries_total),
+        redirected: follows.redirected_requests,
+        verified: follows.are_values_right && stays.are_values_right,
     }
 }
 
-fn print_summary(nic: &str, setup: &AdaptiveParameters, s: &AdaptSummary) -> Result<()> {
+fn print_summary(nic: &str, setup: &AdaptiveSplitParameters, s: &AdaptSummary) -> Result<()> {
     print_line(format_args!(
         "simulated {nic}: keys shared by host and DPU; popular ones are neighbours (Zipf {}) and jump every {} ms of virtual \
          time\n",
-        setup.exponent,
+        setup.zipf_exponent,
         setup.phase_duration.as_millis()
     ))?;
     let mut table = output::table(["split", "look-ups/s after 10 ms", "of the best"], &[1, 2]);
@@ -239,7 +242,7 @@ fn rates_over_time_svg(nic: &str, best: f64, follows: &Course, stays: &Course) -
             let last = pair.last()?;
             #[allow(clippy::cast_precision_loss)] // one or two
             let mean = pair.iter().map(|p| p.rate_mops).sum::<f64>() / pair.len() as f64;
-            Some((last.ms, mean))
+            Some((last.step_end_ms, mean))
         });
         points.collect::<Vec<_>>()
     };

@@ -7,10 +7,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bench::core_pinning::run_pinned;
 use bench::link::WorkerLink;
 use bench::peers::KillOnDrop;
-use bench::peers::lmdb::{self, LmdbEntries, LmdbPeer};
-use bench::pin::run_pinned;
+use bench::peers::lmdb::{self, LmdbEntryKind, LmdbPeer};
 use bench::stats::MedianAndSpread;
 use btree::AccessDesign;
 use btree::load::{LoadReport, value_of};
@@ -443,28 +443,28 @@ fn measure_lmdb(args: &Args, placement: &ServerAndClientCores, round: u32) -> Re
     let mut link = WorkerLink::spawn(&worker_command()?, server)?;
     let value_of_key = |key| value_of(key, 0);
     let entries = match args.strings.sizes() {
-        None => LmdbEntries::Numbers { value_of_key },
-        Some(sizes) => LmdbEntries::Strings {
+        None => LmdbEntryKind::Numbers { value_of_key },
+        Some(sizes) => LmdbEntryKind::Strings {
             strings: number_strings(sizes)?,
             value_of_key,
         },
     };
     let setup = |window| lmdb::LmdbParameters {
-        keys: args.keys,
-        entries,
+        loaded_key_count: args.keys,
+        entry_kind: entries,
         window,
         seed: u64::from(round) + 1,
     };
     run_pinned(client, || {
         let mut all = LmdbPeer::start(&mut link, setup(args.window()))?;
-        let load = all.load()?;
-        let lookups = all.lookups(args.duration())?;
-        let scans = all.scans(args.scan_length, args.duration() / 2)?;
-        let inserts = all.inserts(args.duration() / 2)?;
+        let load = all.measure_load()?;
+        let lookups = all.measure_lookups(args.duration())?;
+        let scans = all.measure_scans(args.scan_length, args.duration() / 2)?;
+        let inserts = all.measure_inserts(args.duration() / 2)?;
         all.stop()?;
         let mut alone = LmdbPeer::start(&mut link, setup(1))?;
-        alone.load()?;
-        let one = alone.lookups(args.duration() / 4)?;
+        alone.measure_load()?;
+        let one = alone.measure_lookups(args.duration() / 4)?;
         alone.stop()?;
         Ok(Round {
             round,

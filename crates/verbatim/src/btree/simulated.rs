@@ -52,16 +52,16 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     for profile in &profiles {
         for (value, args) in args.sweep.settings_to_run(args, Args::set_knob_if_known)? {
             for (name, setup) in setups(profile, &args)? {
-                let at = value.unwrap_or(setup.cores);
+                let at = value.unwrap_or(setup.cores_per_server);
                 runs.push((profile, name, setup, at));
             }
         }
     }
     let name = |(profile, name, setup, _): &(&Profile, &str, BtreeParameters, usize)| {
-        format!("{name} on the {}, {}", setup.place, profile.name)
+        format!("{name} on the {}, {}", setup.server_place, profile.name)
     };
     let rows = simulate(runs, name, |(profile, name, setup, at), _| {
-        let place = format!("{name} on the {}", setup.place);
+        let place = format!("{name} on the {}", setup.server_place);
         let row = simulate_row(profile, name, setup).with_context(|| place)?;
         let row = Row { at, ..row };
         if args.json {
@@ -74,7 +74,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
     Ok(outcome_of_comparison(
-        rows.iter().all(|row| row.outcome.verified),
+        rows.iter().all(|row| row.outcome.are_values_right),
     ))
 }
 
@@ -82,13 +82,13 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
         let is_axis = matches!(args.sweep.over, None | Some(SweepSetting::Cores));
-        (!is_axis).then(|| format!("{} cores", row.setup.cores))
+        (!is_axis).then(|| format!("{} cores", row.setup.cores_per_server))
     };
     let series = series(
         rows,
         &[
             &|row| Some(row.name.to_owned()),
-            &|row| Some(row.setup.place.to_string()),
+            &|row| Some(row.setup.server_place.to_string()),
             &|row| Some(row.nic.clone()),
             &cores,
         ],
@@ -149,23 +149,29 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreePara
         });
         for (name, setup, cores) in runs {
             let setup = BtreeParameters {
-                keys: args.keys,
+                cost_tree_key_count: args.keys,
                 node_bytes: args.node_size.unwrap_or_else(|| {
                     strings.map_or(setup.node_bytes, |sizes| {
                         setup.node_bytes.max(sizes.suggested_node_bytes())
                     })
                 }),
-                strings,
+                string_sizes: strings,
                 window: args.window.unwrap_or(setup.window),
-                time: args.duration.unwrap_or(setup.time),
+                measured_time: args.duration.unwrap_or(setup.measured_time),
                 clients: simulation.clients.unwrap_or(setup.clients),
                 seed: simulation.seed.unwrap_or(setup.seed),
-                cores,
+                cores_per_server: cores,
                 ..setup
             };
             let client_cores = profile.host.cores.value as usize;
             let machines = setup.clients.div_ceil(client_cores).max(1);
-            setups.push((name, BtreeParameters { machines, ..setup }));
+            setups.push((
+                name,
+                BtreeParameters {
+                    client_machines: machines,
+                    ..setup
+                },
+            ));
         }
     }
     Ok(setups)
@@ -175,17 +181,17 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreePara
 fn access_variants(access: AccessDesign, place: CorePlace) -> Vec<(&'static str, BtreeParameters)> {
     let rpc = BtreeParameters::bluefield2_study(place, 0);
     let batched = BtreeParameters {
-        postlist: 16,
-        batch: 16,
+        max_requests_per_doorbell: 16,
+        max_answers_per_doorbell: 16,
         ..rpc.clone()
     };
     let read = BtreeParameters {
-        postlist: 16,
+        max_requests_per_doorbell: 16,
         ..BtreeParameters::bluefield2_study_one_sided(place, 2048)
     };
     let cached = |setup: BtreeParameters, access| BtreeParameters {
-        access,
-        cache_nodes: CACHED_INNER_NODES,
+        access_design: access,
+        cached_inner_nodes: CACHED_INNER_NODES,
         ..setup
     };
     match access {
@@ -203,7 +209,7 @@ fn access_variants(access: AccessDesign, place: CorePlace) -> Vec<(&'static str,
 
 fn simulate_row(profile: &Profile, name: &'static str, setup: BtreeParameters) -> Result<Row> {
     let outcome = run(profile, &setup)?;
-    let alone = run(profile, &setup.clone().with_one_request())?;
+    let alone = run(profile, &setup.clone().with_one_outstanding_request())?;
     let published = published_rate(profile, &setup);
     Ok(Row {
         nic: profile.name.clone(),
@@ -213,9 +219,9 @@ fn simulate_row(profile: &Profile, name: &'static str, setup: BtreeParameters) -
         published,
         alone_ns_p50: alone.latency_ns_p50,
         local_mops: run_local_lookups_mops(profile, &setup)?,
-        at: setup.cores,
+        at: setup.cores_per_server,
         outcome: Simulated {
-            verified: outcome.verified && alone.verified,
+            are_values_right: outcome.are_values_right && alone.are_values_right,
             ..outcome
         },
         setup,
@@ -227,20 +233,20 @@ fn published_rate(profile: &Profile, setup: &BtreeParameters) -> Option<&'static
     let as_in_study = |study: BtreeParameters| {
         let study = BtreeParameters {
             seed: setup.seed,
-            time: setup.time,
+            measured_time: setup.measured_time,
             ..study
         };
         profile.name == "bf2" && study == *setup
     };
     if as_in_study(BtreeParameters::bluefield2_study(CorePlace::Dpu, 1_000_000)) {
-        return published::get("dpu_bt_rpc_small");
+        return published::published_number_by_id("dpu_bt_rpc_small");
     }
     let one_sided = BtreeParameters {
-        cores: setup.cores,
-        ..BtreeParameters::bluefield2_study_one_sided(setup.place, 2048)
+        cores_per_server: setup.cores_per_server,
+        ..BtreeParameters::bluefield2_study_one_sided(setup.server_place, 2048)
     };
     as_in_study(one_sided)
-        .then(|| published::get("dpu_os_best"))
+        .then(|| published::published_number_by_id("dpu_os_best"))
         .flatten()
 }
 
@@ -268,7 +274,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     print_line(format_args!(
         "Simulated in virtual time, not measured: {}\n{} keys of {key_bytes} bytes with values of {value_bytes}, nodes of {} bytes\n",
         titles.join("; "),
-        setup.keys,
+        setup.cost_tree_key_count,
         setup.node_bytes
     ))?;
     let header = [
@@ -292,10 +298,11 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
         let latency = |ns: u64| format_time_ns(ns as f64);
         let reads = (outcome.reads_per_lookup > 0.0).then_some(outcome.reads_per_lookup);
-        let answers = (setup.access != AccessDesign::Read).then_some(outcome.answers_per_doorbell);
+        let answers =
+            (setup.access_design != AccessDesign::Read).then_some(outcome.answers_per_doorbell);
         shown.add_row([
             row_label(profiles, args, row),
-            setup.place.to_string(),
+            setup.server_place.to_string(),
             format!("{} x {}", setup.clients, setup.window),
             format_three_digits(outcome.rate_mops),
             format_or_empty(row.published, |p| p.value),
@@ -306,7 +313,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             format_or_empty(reads, |n| format!("{n:.1}")),
             format_or_empty(answers, |n| format!("{n:.1}")),
             format_three_digits(row.local_mops),
-            yes_or_no(outcome.verified).to_owned(),
+            yes_or_no(outcome.are_values_right).to_owned(),
         ]);
     }
     print_line(shown)?;
@@ -314,7 +321,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         "\nwindow 1: median of a lookup alone; READs: of a lookup; local: lookups by the {} cores of the server without network\n\
          The server's and the clients' own code ran; costs are the profile's (verbatim model --profiles), and those of a walk are \
          those of a tree of so many keys.",
-        setup.cores
+        setup.cores_per_server
     ))?;
     for profile in profiles.iter().filter(|p| p.host.memory_ns.is_none()) {
         let name = if profiles.len() > 1 {

@@ -163,7 +163,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         args.picture.write(&chart)?;
     }
     Ok(outcome_of_comparison(
-        rows.iter().all(|row| row.ran.verified),
+        rows.iter().all(|row| row.ran.are_results_right),
     ))
 }
 
@@ -180,12 +180,12 @@ fn measure_row_per_size(
             collective: args.collective.into(),
             ranks: args.ranks,
             // Round down to whole elements of 4 bytes.
-            bytes: bytes / 4 * 4,
+            buffer_bytes: bytes / 4 * 4,
             iterations: args.iterations.unwrap_or(iterations),
-            lanes: args.lanes,
+            qps_per_connection: args.lanes,
             slice_bytes: args.slice,
         });
-    let name = |setup: &CollectiveParameters| format!("{} bytes", setup.bytes);
+    let name = |setup: &CollectiveParameters| format!("{} bytes", setup.buffer_bytes);
     simulate(setups.collect(), name, |setup, _| {
         let row = one(setup)?;
         if args.json {
@@ -214,7 +214,7 @@ fn measure_row(nic: &OpenNic, kind: &'static str, setup: CollectiveParameters) -
         gid_index: nic.config.gid_index,
         ..collective::Config::default()
     };
-    let memcpy = measured::best_memcpy_gb_s(setup.bytes);
+    let memcpy = measured::best_memcpy_gb_s(setup.buffer_bytes);
     Ok(Row {
         kind,
         nic: nic.context.device_name().to_owned(),

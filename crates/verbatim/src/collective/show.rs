@@ -24,10 +24,10 @@ fn describe_measurement(row: &Row) -> String {
         "{lower} of f32, {} ranks in a ring, slices of at most {} bytes, {} a connection: {}, {}",
         row.setup.ranks,
         row.setup.slice_bytes,
-        if row.setup.lanes == 1 {
+        if row.setup.qps_per_connection == 1 {
             "1 queue pair".to_owned()
         } else {
-            format!("{} queue pairs", row.setup.lanes)
+            format!("{} queue pairs", row.setup.qps_per_connection)
         },
         row.kind,
         row.nic
@@ -52,8 +52,8 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
     for row in rows {
         let beside = row.bound_gb_s.or(row.memcpy_gb_s);
         shown.add_row([
-            row.setup.bytes.to_string(),
-            format_time_ns(row.ran.time_ns),
+            row.setup.buffer_bytes.to_string(),
+            format_time_ns(row.ran.slowest_rank_time_ns),
             format_three_digits(row.ran.algorithm_gb_s),
             format_three_digits(row.ran.bus_gb_s),
             format_or_empty(beside, format_three_digits),
@@ -61,7 +61,7 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
                 format!("{:.0} %", 100.0 * row.ran.bus_gb_s / beside)
             }),
             format_or_empty(row.bound_by, |by| by.to_string()),
-            yes_or_no(row.ran.verified).to_owned(),
+            yes_or_no(row.ran.are_results_right).to_owned(),
         ]);
     }
     print_line(shown)?;
@@ -81,7 +81,7 @@ pub(super) fn chart(rows: &[Row]) -> Option<Chart> {
     let curve = |value: &dyn Fn(&Row) -> Option<f64>| -> Vec<(f64, f64)> {
         let points = rows.iter();
         points
-            .filter_map(|row| Some((row.setup.bytes as f64, value(row)?)))
+            .filter_map(|row| Some((row.setup.buffer_bytes as f64, value(row)?)))
             .collect()
     };
     let beside = if first.bound_gb_s.is_some() {

@@ -1,7 +1,7 @@
 //! The adapters that `verbatim run --nic` presents, with the evidence for their capabilities.
 
 use anyhow::Result;
-use nicmodel::profile::{Adapter, adapters};
+use nicmodel::profile::{AdapterWithoutCosts, adapters_without_cost_profile};
 use serde::Serialize;
 
 use crate::CommandOutcome;
@@ -28,7 +28,7 @@ struct AdapterCapability<'a> {
 
 /// Prints each adapter; with `verbose`, also the evidence.
 pub(super) fn print_adapters(verbose: bool, json: bool) -> Result<CommandOutcome> {
-    for adapter in adapters() {
+    for adapter in adapters_without_cost_profile() {
         if json {
             print_typed_json("adapter", &adapter_report(adapter))?;
         } else {
@@ -38,7 +38,7 @@ pub(super) fn print_adapters(verbose: bool, json: bool) -> Result<CommandOutcome
     Ok(CommandOutcome::Done)
 }
 
-fn adapter_report(adapter: &Adapter) -> AdapterReport<'_> {
+fn adapter_report(adapter: &AdapterWithoutCosts) -> AdapterReport<'_> {
     let capabilities = adapter.capabilities.iter();
     let capabilities = capabilities.map(|(name, value)| AdapterCapability {
         name,
@@ -56,7 +56,7 @@ fn adapter_report(adapter: &Adapter) -> AdapterReport<'_> {
     }
 }
 
-fn format_adapter(adapter: &Adapter, verbose: bool) -> String {
+fn format_adapter(adapter: &AdapterWithoutCosts, verbose: bool) -> String {
     let AdapterReport {
         name,
         title,

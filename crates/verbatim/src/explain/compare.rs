@@ -168,7 +168,7 @@ mod tests {
             sent: counted(1),
             received: counted(4),
             postlists: 1,
-            runs: 1,
+            unpolled_postlist_runs: 1,
             ..QueuePair::new(1, Transport::Ud)
         };
         let observed = OperationProfile {
@@ -176,7 +176,7 @@ mod tests {
             queue_pairs: vec![qp],
             ..OperationProfile::default()
         };
-        let profile = nicmodel::profile::builtin(nic).expect("built in");
+        let profile = nicmodel::profile::builtin_profile(nic).expect("built in");
         let process = ProcessPrediction::new(&observed, profile).expect("possible");
         process.expect("it posts")
     }
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn an_unknown_number_of_either_machine_makes_the_rate_a_limit() {
         let process = posts_one_and_receives_four("cx");
-        let requester = process.bounds.unknown.iter();
+        let requester = process.bounds.unknown_resources.iter();
         assert!(requester.clone().count() > 0 && process.likely_rate.is_none());
         assert!(requester.clone().all(|of| process.unknown.contains(of)));
         assert!(process.unknown.is_sorted_by(|a, b| a < b));

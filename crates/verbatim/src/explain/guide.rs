@@ -18,7 +18,10 @@ pub(super) fn section_markdown(name: &str) -> Option<&'static str> {
 
 /// Returns the names of all guidelines.
 pub(super) fn guideline_names() -> Vec<&'static str> {
-    guidelines::ALL.iter().map(|one| one.name).collect()
+    guidelines::ALL_GUIDELINES
+        .iter()
+        .map(|one| one.name)
+        .collect()
 }
 
 /// Formats a line of advice as HTML; the guideline's name links to its section of the page.

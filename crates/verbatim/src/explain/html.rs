@@ -139,7 +139,7 @@ fn add_advice(html: &mut String, process: &ProcessPrediction) {
             value_text: format!(
                 "{} M/s, {}",
                 format_three_digits(then),
-                format_signed_percent(step.gain.relative, 0)
+                format_signed_percent(step.gain.relative_gain, 0)
             ),
         }
     }));

@@ -264,8 +264,8 @@ fn observed_mops(observed: &OperationProfile) -> Option<f64> {
 
 /// Returns the numbers that the profile lacks for either machine, since each may be the bottleneck.
 fn unknown_numbers(prediction: &Prediction) -> Vec<Resource> {
-    let mut unknown = prediction.requester.unknown.clone();
-    unknown.extend(&prediction.responder.unknown);
+    let mut unknown = prediction.own_machine_bounds.unknown_resources.clone();
+    unknown.extend(&prediction.peer_bounds.unknown_resources);
     unknown.sort();
     unknown.dedup();
     unknown
@@ -284,9 +284,9 @@ impl ProcessPrediction {
         let posted = observed.posted_operations();
         let unknown = unknown_numbers(&prediction);
         let Prediction {
-            requester: bounds,
+            own_machine_bounds: bounds,
             rate_mops: predicted_mops,
-            slower,
+            slower_role: slower,
             bottleneck,
             ..
         } = prediction;
@@ -298,23 +298,23 @@ impl ProcessPrediction {
             alike: None,
             posted,
             received: received_messages(observed),
-            failed: sum_over_queue_pairs(observed, |qp| qp.failed),
-            refused: sum_over_queue_pairs(observed, |qp| qp.refused),
+            failed: sum_over_queue_pairs(observed, |qp| qp.failed_completions),
+            refused: sum_over_queue_pairs(observed, |qp| qp.refused_wrs),
             queue_pairs: observed.queue_pairs.len(),
             concurrent_queue_pairs: observed.max_concurrent_queue_pairs(),
             threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
             concurrent_threads: observed.max_concurrent_posters(),
             in_turn: observed.posting_queue_pairs().count() as u64
                 > u64::from(observed.max_concurrent_queue_pairs()),
-            peers: observed.peers,
+            peers: observed.peer_count,
             duration_ns: observed.duration_ns,
             observed_mops: observed_mops(observed),
             kinds: kind_costs(&fitted, profile)?,
             transactions: transactions_sorted_by_bytes(&side),
             to_device_bytes: side.bytes_to_device(),
             to_host_bytes: side.bytes_to_host(),
-            pcie_rd_cur_lines: side.lines_read(),
-            pcie_itom_lines: side.lines_written(),
+            pcie_rd_cur_lines: side.cache_lines_read(),
+            pcie_itom_lines: side.cache_lines_written(),
             bounds,
             predicted_mops,
             likely_rate: match unknown.is_empty() {
@@ -334,7 +334,7 @@ impl ProcessPrediction {
             ),
             postlists: postlist_length_counts(observed),
             payloads: payload_size_counts(observed),
-            steps: guidelines::steps(&fitted, profile)?,
+            steps: guidelines::change_steps(&fitted, profile)?,
             advice: guidelines::advise(&fitted, profile)?,
             notes: [
                 observed.notes.clone(),
@@ -463,7 +463,7 @@ fn rounded_share_of_count(count: u64, share: f64) -> u64 {
 /// Formats a description of an operation.
 fn describe_operation(operation: &Operation) -> String {
     let mut words = format!("{} {}", operation.transport, operation.verb);
-    if operation.imm {
+    if operation.has_imm {
         words.push_str(" with immediate");
     }
     if operation.verb.fixed_payload_bytes().is_none() {
@@ -486,7 +486,7 @@ fn transactions_sorted_by_bytes(side: &LinkTransactions) -> Vec<PurposeTransacti
             purpose: transactions.purpose.to_string(),
             kind: transactions.purpose.kind(),
             count: transactions.count,
-            lines: transactions.lines,
+            lines: transactions.cache_lines,
             to_device_bytes: transactions.bytes_to_device(),
             to_host_bytes: transactions.bytes_to_host(),
         })
@@ -502,7 +502,7 @@ fn postlist_length_counts(observed: &OperationProfile) -> Vec<(u64, u64)> {
         .queue_pairs
         .iter()
         .flat_map(|qp| &qp.postlist_lengths);
-    sum_counts_by_class(all.map(|lengths| (lengths.at_most, lengths.count)))
+    sum_counts_by_class(all.map(|lengths| (lengths.max_postlist_len, lengths.count)))
 }
 
 /// Counts posted and received payloads by the next power of two.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use nicmodel::bounds::{Resource, Role};
-use nicmodel::guidelines::{Advice, ChangeStep, Gain, REDESIGN_NAME};
+use nicmodel::guidelines::{Advice, ChangeStep, Gain, REDESIGN_GUIDELINE_NAME};
 
 use super::report::{PcieLinesCountedAndExpected, ProcessPrediction, Report};
 use super::spread::{GroupSpread, MinMedianMax};
@@ -255,7 +255,7 @@ pub(super) fn no_gain_reason(process: &ProcessPrediction, verdict: AdviceVerdict
         "it may shorten a round trip; the model has no rate for it"
     } else if verdict == AdviceVerdict::NoModelledRate {
         "worth a try; the model has no rate for it"
-    } else if process.unknown.is_empty() && process.bounds.unknown.is_empty() {
+    } else if process.unknown.is_empty() && process.bounds.unknown_resources.is_empty() {
         "brings nothing yet, since something else binds"
     } else {
         "brings nothing as far as this NIC is known: what is unknown of it may bind"
@@ -279,14 +279,14 @@ pub(super) fn step_line(step: &ChangeStep) -> String {
     } else {
         format!(
             "{} by itself, within the noise of the model, and the next step needs it",
-            format_signed_percent(step.gain.relative, 0)
+            format_signed_percent(step.gain.relative_gain, 0)
         )
     };
     format!(
         "{}; {}: {own}; {} in all [{}, {}]",
-        step.finding.seen,
+        step.finding.observed_violation,
         step.finding.advice,
-        format_signed_percent(step.cumulative, 0),
+        format_signed_percent(step.cumulative_relative_gain, 0),
         step.guideline,
         step.section
     )
@@ -294,14 +294,17 @@ pub(super) fn step_line(step: &ChangeStep) -> String {
 
 /// Formats an advice in one line.
 pub(super) fn advice_line(advice: &Advice) -> String {
-    let mut line = format!("{}; {}", advice.finding.seen, advice.finding.advice);
+    let mut line = format!(
+        "{}; {}",
+        advice.finding.observed_violation, advice.finding.advice
+    );
     let gain = advice.gain.filter(Gain::exceeds_rounding);
-    if let Some(gain) = gain.or(advice.after_others.filter(Gain::exceeds_rounding)) {
+    if let Some(gain) = gain.or(advice.gain_after_others.filter(Gain::exceeds_rounding)) {
         if !gain.exceeds_noise() {
             let noise = 100.0 * gain.noise;
             let words = describe_gain(&gain);
             line.push_str(&format!(": {words}, and the noise is {noise:.0} %"));
-        } else if advice.guideline == REDESIGN_NAME && advice.gain.is_some() {
+        } else if advice.guideline == REDESIGN_GUIDELINE_NAME && advice.gain.is_some() {
             line.push_str(&format!(": {}", describe_gain(&gain)));
         }
     }
@@ -312,8 +315,8 @@ pub(super) fn advice_line(advice: &Advice) -> String {
 fn describe_gain(gain: &Gain) -> String {
     format!(
         "{}{} ({} to {} M/s)",
-        if gain.at_most { "at most " } else { "" },
-        format_signed_percent(gain.relative, 0),
+        if gain.is_upper_bound { "at most " } else { "" },
+        format_signed_percent(gain.relative_gain, 0),
         format_three_digits(gain.now_mops),
         format_three_digits(gain.then_mops)
     )

@@ -39,17 +39,17 @@ impl ProcessPrediction {
         match advice.gain {
             None => AdviceVerdict::NoModelledRate,
             Some(gain) if gain.exceeds_noise() => {
-                if advice.guideline == guidelines::REDESIGN_NAME {
+                if advice.guideline == guidelines::REDESIGN_GUIDELINE_NAME {
                     AdviceVerdict::RedesignInstead
                 } else {
                     AdviceVerdict::NoGainAfterSteps
                 }
             }
             Some(gain) if gain.exceeds_rounding() => AdviceVerdict::GainWithinNoise,
-            Some(_) if !self.unknown.is_empty() || !self.bounds.unknown.is_empty() => {
+            Some(_) if !self.unknown.is_empty() || !self.bounds.unknown_resources.is_empty() => {
                 AdviceVerdict::NoGainYet
             }
-            Some(_) => match advice.after_others {
+            Some(_) => match advice.gain_after_others {
                 Some(gain) if gain.exceeds_noise() => AdviceVerdict::NoGainYet,
                 Some(gain) if gain.exceeds_rounding() => AdviceVerdict::GainWithinNoise,
                 _ => AdviceVerdict::NoGainEver,
@@ -113,7 +113,7 @@ impl ProcessPrediction {
                 "1.00" => "1 operation is".to_owned(),
                 many => format!("{many} operations are"),
             },
-            format_time_ns(round_trips.busy_ns * outstanding)
+            format_time_ns(round_trips.busy_ns_per_request * outstanding)
         );
         let next = self
             .bounds

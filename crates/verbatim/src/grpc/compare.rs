@@ -5,9 +5,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench::pin::pin;
+use bench::core_pinning::pin_thread_to_core;
+use bench::resource_usage::ResourceUsage;
 use bench::stats::MedianAndSpread;
-use bench::usage::ResourceUsage;
 use serde::{Deserialize, Serialize};
 use stream::RdmaPolicy;
 use tokio::runtime::Runtime;
@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let (server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
     let Line::Listening(ListeningLine { address }) = said.next_line_or_error()?;
     if let [core] = placement.clients[0][..] {
-        pin(core)?;
+        pin_thread_to_core(core)?;
     }
     let runtime = crate::streams::runtime()?;
     let setup = RunningComparison {
@@ -177,8 +177,8 @@ impl RunningComparison<'_> {
 
     fn measure_transport(&self, side: usize, outstanding: usize) -> Result<TransportFigures> {
         let cpu = || -> Result<u64> {
-            let own = ResourceUsage::of(std::process::id())?.cpu_ns;
-            Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
+            let own = ResourceUsage::of_process(std::process::id())?.cpu_ns;
+            Ok(own + ResourceUsage::of_process(self.server_pid)?.cpu_ns)
         };
         let before = cpu()?;
         let args = self.args;

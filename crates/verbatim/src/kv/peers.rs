@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use bench::core_pinning::{run_pinned, spawn_on_core};
 use bench::peers::KillOnDrop;
-use bench::pin::{run_pinned, spawn_on};
 use tempfile::TempDir;
 
 /// A server that the stores are compared with.
@@ -149,7 +149,7 @@ impl RunningComparisonServer {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        let mut child = KillOnDrop(spawn_on(core, &mut command)?);
+        let mut child = KillOnDrop(spawn_on_core(core, &mut command)?);
         let deadline = Instant::now() + Duration::from_secs(10);
         while UnixStream::connect(&socket).is_err() {
             if let Some(status) = child.0.try_wait()? {
@@ -234,7 +234,7 @@ impl RedisBenchmark<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let output = spawn_on(self.core, &mut command)?.wait_with_output()?;
+        let output = spawn_on_core(self.core, &mut command)?.wait_with_output()?;
         if !output.status.success() {
             let why = String::from_utf8_lossy(&output.stderr);
             bail!("redis-benchmark failed ({}): {}", output.status, why.trim());

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::pin::allowed_cores;
+use bench::core_pinning::allowed_cores;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 

@@ -59,7 +59,12 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     }
     let runs = planned_runs(args, &profiles, designs)?;
     let running = |(profile, setup, _): &(&Profile, KvParameters, usize)| {
-        format!("{} on {} cores, {}", name(setup), setup.cores, profile.name)
+        format!(
+            "{} on {} cores, {}",
+            name(setup),
+            setup.server_cores,
+            profile.name
+        )
     };
     let rows = simulate(runs, running, |(profile, setup, at), rows: &[Row]| {
         let mut row = Row {
@@ -69,8 +74,8 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
         // Divide by the rate of the same setup with GETs only.
         let gets = rows.iter().find(|gets| {
             let same = KvParameters {
-                puts: 0.0,
-                time: gets.setup.time,
+                put_share: 0.0,
+                measured_time: gets.setup.measured_time,
                 ..row.setup.clone()
             };
             row.setup.design == Design::Atomics && gets.setup == same && gets.nic == row.nic
@@ -86,7 +91,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
     Ok(outcome_of_comparison(
-        rows.iter().all(|row| row.outcome.verified),
+        rows.iter().all(|row| row.outcome.are_values_right),
     ))
 }
 
@@ -106,7 +111,7 @@ fn planned_runs<'p>(
         for &design in designs {
             for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob_if_known)? {
                 for setup in setups(profile, design, &args) {
-                    let at = value.unwrap_or(setup.cores);
+                    let at = value.unwrap_or(setup.server_cores);
                     runs.push((profile, setup, at));
                 }
             }
@@ -119,7 +124,7 @@ fn planned_runs<'p>(
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
         let is_axis = matches!(args.sweep.over, None | Some(SweepSetting::Cores));
-        (!is_axis).then(|| format!("{} cores", row.setup.cores))
+        (!is_axis).then(|| format!("{} cores", row.setup.server_cores))
     };
     let series = series(
         rows,
@@ -130,7 +135,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
             &|row| {
                 Some(format!(
                     "{} % PUTs",
-                    format_three_digits(100.0 * row.setup.puts)
+                    format_three_digits(100.0 * row.setup.put_share)
                 ))
             },
         ],
@@ -156,12 +161,12 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
     let asked = |paper: KvParameters| KvParameters {
         clients: args.clients.unwrap_or(paper.clients),
         window: w.window.unwrap_or(paper.window),
-        puts: w.puts.unwrap_or(paper.puts),
+        put_share: w.puts.unwrap_or(paper.put_share),
         value_bytes: w.value_size,
         seed: simulation.seed.unwrap_or(paper.seed),
-        time: args.duration.unwrap_or(paper.time),
-        locks: args.records.locks,
-        record_align: args.records.record_align,
+        measured_time: args.duration.unwrap_or(paper.measured_time),
+        lock_placement: args.records.locks,
+        record_align_bytes: args.records.record_align,
         ..paper
     };
     // The numbers of cores that the user has named, or those default numbers that the profile's
@@ -190,7 +195,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
             let of = |(read_size, cores)| {
                 asked(KvParameters {
                     design,
-                    read_size,
+                    single_read_bytes: read_size,
                     ..KvParameters::paper_setup(cores, true)
                 })
             };
@@ -204,10 +209,10 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
                 None => vec![0.0, 0.05, 0.1, 0.2, 0.5, 1.0],
             };
             let of = |(puts, cores)| KvParameters {
-                puts,
+                put_share: puts,
                 ..asked(KvParameters {
-                    cores,
-                    read_size: args.records.read_size.unwrap_or(0),
+                    server_cores: cores,
+                    single_read_bytes: args.records.read_size.unwrap_or(0),
                     ..KvParameters::drtm_setup(puts)
                 })
             };
@@ -221,9 +226,11 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
 /// Returns the name of a run.
 fn name(setup: &KvParameters) -> String {
     match setup.design {
-        Design::Herd if setup.batch > 1 => "herd".to_owned(),
+        Design::Herd if setup.max_answers_per_doorbell > 1 => "herd".to_owned(),
         Design::Herd => "herd, no batches".to_owned(),
-        Design::Reads if setup.read_size > 0 => format!("reads of {}", setup.read_size),
+        Design::Reads if setup.single_read_bytes > 0 => {
+            format!("reads of {}", setup.single_read_bytes)
+        }
         Design::Reads => "reads".to_owned(),
         Design::Atomics => "atomics".to_owned(),
     }
@@ -231,18 +238,18 @@ fn name(setup: &KvParameters) -> String {
 
 fn simulate_setup(profile: &Profile, setup: KvParameters) -> Result<Row> {
     let outcome = run(profile, &setup)
-        .with_context(|| format!("{} on {} cores", name(&setup), setup.cores))?;
-    let published = if setup.atc16 {
+        .with_context(|| format!("{} on {} cores", name(&setup), setup.server_cores))?;
+    let published = if setup.uses_rdma_bench_loops {
         KvParameters::rdma_bench_setup
     } else {
         KvParameters::paper_setup
     };
     let paper = KvParameters {
         seed: setup.seed,
-        time: setup.time,
-        ..published(setup.cores, setup.batch > 1)
+        measured_time: setup.measured_time,
+        ..published(setup.server_cores, setup.max_answers_per_doorbell > 1)
     };
-    let id = match (setup.cores, setup.batch > 1) {
+    let id = match (setup.server_cores, setup.max_answers_per_doorbell > 1) {
         (1, false) => Some("herd_base_1c"),
         (1, true) => Some("herd_batch_1c"),
         (14, false) => Some("herd_base_peak"),
@@ -250,14 +257,16 @@ fn simulate_setup(profile: &Profile, setup: KvParameters) -> Result<Row> {
         _ => None,
     };
     let as_published = profile.name == "cib" && paper == setup;
-    let published = id.filter(|_| as_published).and_then(published::get);
+    let published = id
+        .filter(|_| as_published)
+        .and_then(published::published_number_by_id);
     Ok(Row {
         nic: profile.name.clone(),
         kind: "simulated",
         relative_error: published.map(|p| outcome.rate_mops / p.value - 1.0),
         published,
         to_gets: None,
-        at: setup.cores,
+        at: setup.server_cores,
         outcome,
         setup,
     })
@@ -303,8 +312,8 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         let latency = |ns: u64| format_time_ns(ns as f64);
         shown.add_row([
             row_label(profiles, args, row),
-            row.setup.cores.to_string(),
-            format!("{} %", format_three_digits(100.0 * row.setup.puts)),
+            row.setup.server_cores.to_string(),
+            format!("{} %", format_three_digits(100.0 * row.setup.put_share)),
             format_three_digits(outcome.rate_mops),
             format_or_empty(row.to_gets, |r| format!("{:.1} %", 100.0 * r)),
             format_or_empty(row.published, |p| p.value),
@@ -315,7 +324,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             },
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
-            yes_or_no(outcome.verified).to_owned(),
+            yes_or_no(outcome.are_values_right).to_owned(),
         ]);
     }
     print_line(shown)?;
@@ -339,7 +348,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         print_line(format_args!(
             "atomics: {} requests outstanding each; locks: {}, records aligned to {}; published (Figure 10): on cib 10 % PUTs \
              cost 31 %, on cx3 PUTs alone are 4 % of GETs alone",
-            setup.window, setup.locks, setup.record_align
+            setup.window, setup.lock_placement, setup.record_align_bytes
         ))?;
     }
     Ok(())

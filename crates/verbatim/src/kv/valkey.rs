@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bench::pin::{allowed_cores, run_pinned};
+use bench::core_pinning::{allowed_cores, run_pinned};
 use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
 use kv_resp::ListenAddress;

@@ -10,7 +10,7 @@ use crate::output::{format_three_digits, table};
 pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
     let mut lines = Vec::new();
     if let (Some(rate), Some(bottleneck)) = (bounds.predicted_mops, bounds.bottleneck()) {
-        let at_most = if bounds.unknown.is_empty() {
+        let at_most = if bounds.unknown_resources.is_empty() {
             ""
         } else {
             "at most "
@@ -27,7 +27,7 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
     let mut rows = table(["resource", "busy, ns a request", "allows, M/s"], &[1, 2]);
     for Bound {
         resource,
-        busy_ns,
+        busy_ns_per_request: busy_ns,
         rate_mops,
     } in &bounds.bounds
     {
@@ -59,7 +59,11 @@ pub(crate) fn format_range(range: &LikelyRange) -> String {
 /// Formats the resources for which the profile has no number; returns `None` if the profile has all
 /// numbers.
 pub(crate) fn unknown_resources_line(bounds: &Bounds) -> Option<String> {
-    let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
+    let names: Vec<_> = bounds
+        .unknown_resources
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     (!names.is_empty()).then(|| format!("unknown for this NIC: {}", names.join(", ")))
 }
 

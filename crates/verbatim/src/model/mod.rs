@@ -92,13 +92,13 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Runs `verbatim model`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.template {
-        print_line(profile::TEMPLATE.trim_end())?;
+        print_line(profile::PROFILE_TEMPLATE_TOML.trim_end())?;
         return Ok(CommandOutcome::Done);
     }
     let all = args.nic.chosen_or_default_profiles()?;
     if args.profiles {
         let all = if args.nic.names_no_nic() {
-            profile::builtins()
+            profile::builtin_profiles()
         } else {
             &all
         };
@@ -167,12 +167,12 @@ impl NicProfileChoice {
                 .with_context(|| format!("{} is no profile of a NIC", path.display()));
         }
         let name = self.nic.as_deref().unwrap_or(DEFAULT_NIC);
-        if profile::builtin(name).is_none() && Path::new(name).is_file() {
+        if profile::builtin_profile(name).is_none() && Path::new(name).is_file() {
             let (nic, nic_file) = (None, Some(PathBuf::from(name)));
             return NicProfileChoice { nic, nic_file }.chosen_or_default_profile();
         }
-        let Some(profile) = profile::builtin(name) else {
-            let names: Vec<_> = profile::builtins()
+        let Some(profile) = profile::builtin_profile(name) else {
+            let names: Vec<_> = profile::builtin_profiles()
                 .iter()
                 .map(|p| p.name.as_str())
                 .collect();
@@ -196,7 +196,7 @@ fn find_chosen_mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
     let Some(name) = &args.mix else {
         return Ok(None);
     };
-    match mixes::get(profile, name) {
+    match mixes::mix_by_name(profile, name) {
         Some(named) => Ok(Some(named.mix)),
         None => {
             let all = mixes::executable_mixes(profile);

@@ -8,7 +8,7 @@ use nicmodel::profile::Profile;
 use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{
     Bounds, Footprint, LinkTransactions, Mix, MixOperation, PayloadDestination, PostMethod, Role,
-    Transport, Verb, locks, wqe,
+    Transport, Verb, atomic_locks, wqe,
 };
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ pub(super) struct OperationArgs {
     #[arg(long)]
     inline_recv: bool,
     /// Operations in a postlist [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a length of postlists", 1..=nicmodel::MAX_POSTLIST))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a length of postlists", 1..=nicmodel::MAX_POSTLIST_LEN))]
     batch: Option<u32>,
     /// How WQEs reach the NIC [default: mmio for postlists of 1, else doorbell]
     #[arg(long, value_enum)]
@@ -157,20 +157,20 @@ impl OperationArgs {
         let payload = self.payload.or(verb.fixed_payload_bytes()).unwrap_or(32);
         let mut operation = nicmodel::Operation::new(verb, transport, payload);
         operation.inline = self.inline;
-        operation.imm = self.imm || (verb == Verb::Send && payload == 0);
-        operation.signaled = match self.signal_every.unwrap_or(DEFAULT_SIGNAL_PERIOD) {
+        operation.has_imm = self.imm || (verb == Verb::Send && payload == 0);
+        operation.signaled_fraction = match self.signal_every.unwrap_or(DEFAULT_SIGNAL_PERIOD) {
             0 => 0.0,
             every => 1.0 / f64::from(every),
         };
         operation.num_sge = self.sge.unwrap_or(1);
         if self.inline_recv {
-            operation.receive = PayloadDestination::Inline;
+            operation.payload_destination = PayloadDestination::Inline;
         }
         let batch = f64::from(self.batch.unwrap_or(1));
         let mut load = MixOperation::new(operation, Role::Requester).in_postlists(batch);
         match self.method {
-            Some(MethodArg::Mmio) => load.method = PostMethod::WqeByMmio,
-            Some(MethodArg::Doorbell) => load.method = PostMethod::Doorbell,
+            Some(MethodArg::Mmio) => load.post_method = PostMethod::WqeByMmio,
+            Some(MethodArg::Doorbell) => load.post_method = PostMethod::Doorbell,
             None => {}
         }
         load.queue_pairs = self.queue_pairs;
@@ -180,7 +180,7 @@ impl OperationArgs {
             }
             let count = self.counters.unwrap_or(u64::MAX);
             let Some(used) =
-                locks::lock_count_of_counters(profile, count, self.stride.unwrap_or(8))
+                atomic_locks::lock_count_of_counters(profile, count, self.stride.unwrap_or(8))
             else {
                 bail!(
                     "how addresses choose locks is not known for {}; leave out --counters and \
@@ -248,7 +248,12 @@ struct OperationCost<'a> {
 
 pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: bool) -> Result<()> {
     let load = wanted.to_mix_operation(profile)?;
-    let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
+    let one = Footprint::of_one(
+        profile,
+        &load.operation,
+        load.post_method,
+        load.mean_postlist_len,
+    )?;
     let way = CoresAndWindow {
         cores: wanted.cores,
         window: wanted.window.map(f64::from),
@@ -261,7 +266,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
             &OperationCost {
                 nic: &profile.name,
                 operation: &load.operation,
-                postlist: load.postlist,
+                postlist: load.mean_postlist_len,
                 per_operation: &one,
             },
         )?;
@@ -339,7 +344,12 @@ pub(super) fn compare(profiles: &[Profile], wanted: &OperationArgs) -> Result<()
     let mut impossible = Vec::new();
     for profile in profiles {
         let load = wanted.to_mix_operation(profile)?;
-        let one = match Footprint::of_one(profile, &load.operation, load.method, load.postlist) {
+        let one = match Footprint::of_one(
+            profile,
+            &load.operation,
+            load.post_method,
+            load.mean_postlist_len,
+        ) {
             Ok(one) => one,
             Err(error) => {
                 impossible.push(format!("{}: {error}", profile.name));
@@ -356,7 +366,11 @@ pub(super) fn compare(profiles: &[Profile], wanted: &OperationArgs) -> Result<()
                 Role::Requester => ("requester", &one.requester),
                 Role::Responder => ("responder", &one.responder),
             };
-            let unknown: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
+            let unknown: Vec<_> = bounds
+                .unknown_resources
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             rows.add_row([
                 profile.name.clone(),
                 name.to_owned(),
@@ -388,8 +402,12 @@ fn describe(load: &MixOperation, one: &Footprint) -> String {
     } else {
         ""
     };
-    let imm = if operation.imm { " with immediate" } else { "" };
-    let method = match load.method {
+    let imm = if operation.has_imm {
+        " with immediate"
+    } else {
+        ""
+    };
+    let method = match load.post_method {
         PostMethod::WqeByMmio => "written to the NIC by MMIO",
         PostMethod::Doorbell => "fetched after a doorbell",
     };
@@ -398,10 +416,10 @@ fn describe(load: &MixOperation, one: &Footprint) -> String {
         operation.transport,
         operation.verb,
         operation.payload_bytes,
-        load.postlist,
+        load.mean_postlist_len,
         one.wqe_bytes,
-        one.wqe_lines,
-        if one.wqe_lines == 1 { "" } else { "s" },
+        one.wqe_cache_lines,
+        if one.wqe_cache_lines == 1 { "" } else { "s" },
     )
 }
 
@@ -415,8 +433,8 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
         ("DMA reads", LinkTransactions::dma_reads_without_recv_wqes),
         ("DMA reads of RECVs", LinkTransactions::recv_wqe_reads),
         ("DMA writes", LinkTransactions::dma_writes),
-        ("cache lines read", LinkTransactions::lines_read),
-        ("cache lines written", LinkTransactions::lines_written),
+        ("cache lines read", LinkTransactions::cache_lines_read),
+        ("cache lines written", LinkTransactions::cache_lines_written),
         ("PCIe bytes to the NIC", LinkTransactions::bytes_to_device),
         ("PCIe bytes to the host", LinkTransactions::bytes_to_host),
     ];
@@ -430,11 +448,11 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
             ]);
         }
     }
-    let network = &one.network;
+    let network = &one.network_packets;
     rows.add_row([
         "network bytes sent".to_owned(),
-        format_three_digits(network.to_responder.bytes),
-        format_three_digits(network.to_requester.bytes),
+        format_three_digits(network.to_responder.bytes_without_gaps),
+        format_three_digits(network.to_requester.bytes_without_gaps),
     ]);
     if one.atomic_locks > 0.0 {
         rows.add_row([
@@ -473,7 +491,7 @@ impl BoundsOfBothSides {
             };
             let mix = Mix {
                 cores,
-                outstanding: window.filter(|_| role == Role::Requester),
+                max_outstanding: window.filter(|_| role == Role::Requester),
                 ..Mix::new(vec![load])
             };
             Bounds::of(profile, &mix)
@@ -506,7 +524,7 @@ fn effects_of_changes(
         changes.push((words, changed));
     };
     let operation = &load.operation;
-    if load.postlist < 16.0 {
+    if load.mean_postlist_len < 16.0 {
         change("postlists of 16".to_owned(), &|load| {
             *load = load.clone().in_postlists(16.0);
         });
@@ -517,7 +535,7 @@ fn effects_of_changes(
             });
         }
     }
-    if load.postlist > 1.0 {
+    if load.mean_postlist_len > 1.0 {
         change("one operation a post".to_owned(), &|load| {
             *load = load.clone().in_postlists(1.0);
         });
@@ -539,7 +557,7 @@ fn effects_of_changes(
                 "header-only, the data in the immediate".to_owned(),
                 &|load| {
                     load.operation.payload_bytes = 0;
-                    load.operation.imm = true;
+                    load.operation.has_imm = true;
                 },
             );
         }
@@ -553,17 +571,17 @@ fn effects_of_changes(
             }
         }
     }
-    if operation.signaled > 1.0 / f64::from(DEFAULT_SIGNAL_PERIOD) {
+    if operation.signaled_fraction > 1.0 / f64::from(DEFAULT_SIGNAL_PERIOD) {
         change(
             format!("one in {DEFAULT_SIGNAL_PERIOD} signaled"),
             &|load| {
-                load.operation.signaled = 1.0 / f64::from(DEFAULT_SIGNAL_PERIOD);
+                load.operation.signaled_fraction = 1.0 / f64::from(DEFAULT_SIGNAL_PERIOD);
             },
         );
     }
-    if operation.receive == PayloadDestination::Regular {
+    if operation.payload_destination == PayloadDestination::Regular {
         change("inline RECVs".to_owned(), &|load| {
-            load.operation.receive = PayloadDestination::Inline;
+            load.operation.payload_destination = PayloadDestination::Inline;
         });
     }
     if load.lock_slots.is_some() {
@@ -573,7 +591,7 @@ fn effects_of_changes(
     }
     let outcome = |(change, load): (String, MixOperation)| {
         let arrives_in_cqe = load.operation.arrives_in_cqe(profile);
-        if load.operation.receive == PayloadDestination::Inline && !arrives_in_cqe {
+        if load.operation.payload_destination == PayloadDestination::Inline && !arrives_in_cqe {
             return None;
         }
         let then = BoundsOfBothSides::of(profile, &load, way).ok()?;

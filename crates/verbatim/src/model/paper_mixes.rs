@@ -47,11 +47,11 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
             predicted_mops: bounds.predicted_mops,
             likely: uncertainty::likely_range_of_mix(&bounds),
             bottleneck: bounds.bottleneck(),
-            published: named.published,
-            relative_error: named.published.and_then(error),
-            basis: named.published.and_then(|_| named.basis(profile)),
+            published: named.published_rate,
+            relative_error: named.published_rate.and_then(error),
+            basis: named.published_rate.and_then(|_| named.basis(profile)),
             bounds: bounds.bounds,
-            unknown: bounds.unknown,
+            unknown: bounds.unknown_resources,
             mix: named.mix,
         })
     });

@@ -146,14 +146,14 @@ impl DpuStudyResults {
 fn sequencer_rate_mops(bf2: &Profile, design: Design, place: CorePlace) -> Result<f64> {
     let there = bf2.as_seen_from(place).context("BlueField-2 has a DPU")?;
     let setup = SequencerParameters {
-        place: Some(place),
+        server_place: Some(place),
         ..SequencerParameters::paper_setup(design, there.host.cores.value as usize)
     };
     let outcome = run(bf2, &setup)?;
     anyhow::ensure!(
-        outcome.verified,
+        outcome.are_numbers_right,
         "{design} on the {place}: {}",
-        outcome.verdict
+        outcome.verdict_text
     );
     Ok(outcome.rate_mops)
 }

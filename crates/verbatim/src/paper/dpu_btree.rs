@@ -94,12 +94,15 @@ impl DpuBtreeResults {
     ) -> Result<()> {
         let host = BtreeParameters::bluefield2_study(CorePlace::Host, SMALL_TREE_KEYS);
         let shared = |setup: BtreeParameters, share: u32| BtreeParameters {
-            dpu_share: Some(f64::from(share) / f64::from(SHARE_DENOMINATOR)),
+            dpu_key_share: Some(f64::from(share) / f64::from(SHARE_DENOMINATOR)),
             ..setup
         };
         let checked = |setup: BtreeParameters| -> Result<BtreeResult> {
             let outcome = run(bf2, &setup)?;
-            ensure!(outcome.verified, "{what:?}: a value was wrong or missing");
+            ensure!(
+                outcome.are_values_right,
+                "{what:?}: a value was wrong or missing"
+            );
             Ok(outcome)
         };
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
@@ -113,7 +116,13 @@ impl DpuBtreeResults {
                 0.0,
             ),
             BtreeSimulation::RpcLookups { keys, share } => {
-                let outcome = checked(shared(BtreeParameters { keys, ..host }, share))?;
+                let outcome = checked(shared(
+                    BtreeParameters {
+                        cost_tree_key_count: keys,
+                        ..host
+                    },
+                    share,
+                ))?;
                 (outcome.rate_mops, 0.0)
             }
             BtreeSimulation::ReadLookups { share } => {
@@ -125,13 +134,15 @@ impl DpuBtreeResults {
             }
             BtreeSimulation::UnloadedRpcLatency(place) => {
                 let outcome = checked(
-                    BtreeParameters::bluefield2_study(place, SMALL_TREE_KEYS).with_one_request(),
+                    BtreeParameters::bluefield2_study(place, SMALL_TREE_KEYS)
+                        .with_one_outstanding_request(),
                 )?;
                 (alone(&outcome), 0.0)
             }
             BtreeSimulation::UnloadedReadLatency(place, bytes) => {
                 let outcome = checked(
-                    BtreeParameters::bluefield2_study_one_sided(place, bytes).with_one_request(),
+                    BtreeParameters::bluefield2_study_one_sided(place, bytes)
+                        .with_one_outstanding_request(),
                 )?;
                 (alone(&outcome), outcome.reads_per_lookup)
             }
@@ -271,7 +282,9 @@ mod tests {
                 ..DpuBtreeResults::default()
             };
             let of_tree = |id: &str| id.starts_with("dpu_bt") || id.starts_with("dpu_os");
-            let ids = published::all().iter().map(|number| number.id);
+            let ids = published::all_published_numbers()
+                .iter()
+                .map(|number| number.id);
             let missing: Vec<_> = ids
                 .filter(|id| of_tree(id) && done.our_number_for(id).is_none())
                 .collect();

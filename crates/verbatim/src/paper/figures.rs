@@ -4,12 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench::simulated::windows;
+use bench::simulated::read_write_windows;
 use chart::{Axis, Chart, Series};
 use nicmodel::bounds::Resource;
-use nicmodel::profile::{Profile, builtin};
+use nicmodel::profile::{Profile, builtin_profile};
 use nicmodel::{
-    Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, locks, mixes, pcie, published, wqe,
+    Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, atomic_locks, mixes, pcie,
+    published, wqe,
 };
 use sequencer::Design;
 
@@ -39,7 +40,7 @@ pub(super) fn write_svg_and_csv_files(
     folder: &Path,
     simulated: &SimulationResults,
 ) -> Result<Vec<&'static str>> {
-    let cib = builtin("cib").context("Connect-IB is built in")?;
+    let cib = builtin_profile("cib").context("Connect-IB is built in")?;
     let figures = [
         pcie_bytes(cib),
         sequencer_cores(simulated),
@@ -71,7 +72,7 @@ fn predicted_rate_mops(profile: &Profile, mix: &Mix) -> Option<f64> {
 
 /// Returns the points of the published values at the given x coordinates.
 fn published_points(points: &[(f64, &str)]) -> Vec<(f64, f64)> {
-    let at = |&(x, id): &(f64, &str)| Some((x, published::get(id)?.value));
+    let at = |&(x, id): &(f64, &str)| Some((x, published::published_number_by_id(id)?.value));
     points.iter().filter_map(at).collect()
 }
 
@@ -98,8 +99,8 @@ fn pcie_bytes(cib: &Profile) -> Figure {
         x: Axis::linear("data, bytes"),
         y: Axis::linear("bytes on the link"),
         series: vec![
-            model_curve("DMA read", of(pcie::dma_read_bytes_to_device)),
-            model_curve("MMIO write", of(pcie::mmio_bytes_to_device)),
+            model_curve("DMA read", of(pcie::bytes_to_device_for_dma_read)),
+            model_curve("MMIO write", of(pcie::bytes_to_device_for_mmio_write)),
         ],
         published_levels: Vec::new(),
     }
@@ -246,17 +247,17 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
     let reads: Vec<_> = simulated.read_window_results("cib").map(at).collect();
     let writes = reads.iter().map(|&(window, _)| {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and whole
-        let setup = windows::WindowParameters {
+        let setup = read_write_windows::WindowParameters {
             verb: Verb::RdmaWrite,
             window: window as usize,
-            time: Duration::from_micros(300),
+            measured_time: Duration::from_micros(300),
         };
-        Ok((window, windows::run(cib, &setup)?))
+        Ok((window, read_write_windows::run(cib, &setup)?))
     });
     let writes: Vec<_> = writes.collect::<Result<_>>()?;
     let of = |name: &str,
-              runs: &[(f64, windows::WindowResult)],
-              of: fn(&windows::WindowResult) -> f64| {
+              runs: &[(f64, read_write_windows::WindowResult)],
+              of: fn(&read_write_windows::WindowResult) -> f64| {
         let points = runs.iter().map(|(window, outcome)| (*window, of(outcome)));
         Series::new(name, points)
     };
@@ -288,13 +289,13 @@ fn read_rates_by_window(simulated: &SimulationResults) -> Figure {
         let points: Vec<_> = simulated.read_window_results(nic).collect();
         let most = points.iter().map(|(_, o)| o.rate_mops).fold(0.0, f64::max);
         #[allow(clippy::cast_precision_loss)] // far below 2^52
-        let relative = |(window, outcome): (usize, windows::WindowResult)| {
+        let relative = |(window, outcome): (usize, read_write_windows::WindowResult)| {
             (window as f64, 100.0 * outcome.rate_mops / most)
         };
         points.into_iter().map(relative).collect()
     };
     let best = |name: &str, nic, id| {
-        let published = published::get(id).map(|p| (p.value, 100.0));
+        let published = published::published_number_by_id(id).map(|p| (p.value, 100.0));
         Series::new(name, of(nic)).with_published_points(published)
     };
     Figure {
@@ -328,7 +329,7 @@ fn herd_cores(cib: &Profile, simulated: &SimulationResults) -> Figure {
             model_curve(
                 "READ-based",
                 (1..=14u32).map(|cores| {
-                    let read = mixes::get(cib, "read-kv");
+                    let read = mixes::mix_by_name(cib, "read-kv");
                     (
                         f64::from(cores),
                         read.and_then(|named| predicted_rate_mops(cib, &named.mix)),
@@ -422,7 +423,7 @@ fn ud_send(cib: &Profile) -> Figure {
                 .with_published_points(published_points(&[(60.0, "ud_send_nobatch_peak")])),
             model_curve(
                 "DMA limit",
-                limit(|nic, lines| pcie::dma_read_mbps(nic) / f64::from(64 * lines)),
+                limit(|nic, lines| pcie::dma_read_mbytes_per_s(nic) / f64::from(64 * lines)),
             ),
             model_curve(
                 "MMIO limit",
@@ -455,7 +456,7 @@ fn inbound_rates_by_payload(nic: &str, verb: Verb, transport: Transport) -> Vec<
         let load = MixOperation::new(Operation::new(verb, transport, payload), Role::Responder);
         Some((
             f64::from(payload),
-            predicted_rate_mops(builtin(nic)?, &Mix::new(vec![load]))?,
+            predicted_rate_mops(builtin_profile(nic)?, &Mix::new(vec![load]))?,
         ))
     };
     four_payload_sizes_per_power_of_two()
@@ -477,7 +478,7 @@ fn inbound_reads() -> Figure {
         let at = |payload| {
             Some((
                 f64::from(payload),
-                read_rate_mops_at_link_limit(builtin(nic)?, payload)?,
+                read_rate_mops_at_link_limit(builtin_profile(nic)?, payload)?,
             ))
         };
         let large = four_payload_sizes_per_power_of_two().filter(|payload| *payload >= 32);
@@ -527,10 +528,10 @@ fn inbound_writes() -> Figure {
 
 fn atomics() -> Figure {
     let over = |nic: &str| {
-        let profile = builtin(nic);
+        let profile = builtin_profile(nic);
         powers_of_two(0..=12).map(move |counters| {
             let at = profile.and_then(|profile| {
-                let slots = locks::lock_count_of_counters(profile, u64::from(counters), 8)?;
+                let slots = atomic_locks::lock_count_of_counters(profile, u64::from(counters), 8)?;
                 let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
                 let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
                 predicted_rate_mops(profile, &Mix::new(vec![load]))

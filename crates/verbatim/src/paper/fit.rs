@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     fn row(id: &str) -> PublishedNumberRow {
-        let published = nicmodel::published::get(id).expect("published");
+        let published = nicmodel::published::published_number_by_id(id).expect("published");
         PublishedNumberRow {
             published,
             profile_name: "cib",

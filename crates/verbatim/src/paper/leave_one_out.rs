@@ -242,10 +242,10 @@ fn bottleneck(nics: &PublicationNicProfiles, row: &PublishedNumberRow) -> Option
     let id = canonical_id(row.id());
     let named = mixes
         .iter()
-        .find(|named| named.published.is_some_and(|p| p.id == id));
+        .find(|named| named.published_rate.is_some_and(|p| p.id == id));
     let bounds = match named {
         Some(named) => Bounds::of(profile, &named.mix),
-        None => Bounds::of(profile, &mixes::of_benchmark(profile, id)?),
+        None => Bounds::of(profile, &mixes::mix_of_rpc_benchmark(profile, id)?),
     };
     bounds.ok()?.bottleneck()
 }

@@ -144,7 +144,10 @@ mod tests {
             ("herd_base_peak", 14),
         ] {
             assert_eq!(server_cores_of_id_or_zero(id), expected, "{id}");
-            assert!(nicmodel::published::get(id).is_some(), "{id}");
+            assert!(
+                nicmodel::published::published_number_by_id(id).is_some(),
+                "{id}"
+            );
         }
     }
 }

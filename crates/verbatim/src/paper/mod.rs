@@ -133,7 +133,10 @@ fn compare_all_numbers(simulated: &SimulationResults) -> Vec<ComparedNumber> {
             .with_parameters(fitted)
             .with_original_loops(simulated.original_loops_value(id))
     };
-    nicmodel::published::all().iter().map(number).collect()
+    nicmodel::published::all_published_numbers()
+        .iter()
+        .map(number)
+        .collect()
 }
 
 fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {

@@ -3,7 +3,7 @@
 use nicmodel::bounds::Resource;
 use nicmodel::mixes;
 use nicmodel::published;
-use nicmodel::{Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, locks};
+use nicmodel::{Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, atomic_locks};
 
 use super::nics::PublicationNicProfiles;
 use super::number::{OurNumber, OurNumberKind, PublishedRelation};
@@ -43,7 +43,7 @@ fn mix_rate(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
         let mixes = mixes::executable_mixes(profile);
         let found = mixes
             .iter()
-            .find(|named| named.published.is_some_and(|p| p.id == id));
+            .find(|named| named.published_rate.is_some_and(|p| p.id == id));
         if let Some(named) = found {
             let bounds = Bounds::of(profile, &named.mix).ok()?;
             return to_our_number(bounds.predicted_mops?, named.basis(profile)?.into());
@@ -59,7 +59,7 @@ pub(super) fn modelled_mix_mops(
     mix: &str,
 ) -> Option<f64> {
     let profile = nics.profile_by_name(nic);
-    let named = mixes::get(profile, mix)?;
+    let named = mixes::mix_by_name(profile, mix)?;
     Bounds::of(profile, &named.mix).ok()?.predicted_mops
 }
 
@@ -112,7 +112,7 @@ fn gain_or_ratio_number(nics: &PublicationNicProfiles, id: &str) -> Option<OurNu
 
 /// Returns the DPU's share of a range-partitioned tree at which host and DPU are equally busy.
 fn balanced_dpu_share() -> Option<f64> {
-    let host = published::get("dpu_bt_rpc_cpu_ratio")?.value;
+    let host = published::published_number_by_id("dpu_bt_rpc_cpu_ratio")?.value;
     Some(1.0 / (1.0 + host))
 }
 
@@ -153,7 +153,7 @@ fn other_number(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
             OurNumberKind::Fitted,
         ),
         "derived_atomics_page_aligned" => {
-            let slots = locks::lock_count_of_counters(cib, 1 << 20, 4096)?;
+            let slots = atomic_locks::lock_count_of_counters(cib, 1 << 20, 4096)?;
             let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
             let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
             to_our_number(

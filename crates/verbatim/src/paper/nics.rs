@@ -1,6 +1,6 @@
 //! The profiles with which published numbers are compared: the built-in ones, or copies with one number changed.
 
-use nicmodel::profile::{Profile, builtins};
+use nicmodel::profile::{Profile, builtin_profiles};
 
 /// Profiles of all NICs of the publications.
 #[derive(Clone, Debug)]
@@ -8,7 +8,7 @@ pub(super) struct PublicationNicProfiles(Vec<Profile>);
 
 impl Default for PublicationNicProfiles {
     fn default() -> Self {
-        Self(builtins().to_vec())
+        Self(builtin_profiles().to_vec())
     }
 }
 

@@ -134,7 +134,7 @@ impl ComparedNumber {
             nic: published.nic,
             published: published.value,
             unit: published.unit,
-            place: published.place,
+            place: published.place_in_publication,
             ours: ours.map(|ours| ours.value),
             error,
             with_original_loops: None,
@@ -255,7 +255,7 @@ mod tests {
             nic: "CIB",
             value,
             unit: "M/s",
-            place: "nowhere",
+            place_in_publication: "nowhere",
         }))
     }
 

@@ -2,7 +2,8 @@
 
 use nicmodel::pcie::{self, TransactionPurpose};
 use nicmodel::{
-    Footprint, Operation, PayloadDestination, PostMethod, Transport, Verb, locks, published, wqe,
+    Footprint, Operation, PayloadDestination, PostMethod, Transport, Verb, atomic_locks, published,
+    wqe,
 };
 
 use super::nics::PublicationNicProfiles;
@@ -65,7 +66,7 @@ fn wqe_or_header_bytes(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
         let plain = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
         let operation = if imm { plain.with_imm() } else { plain };
         let one = footprint_of_postlist(nics, "cib", &operation, PostMethod::WqeByMmio, 1);
-        one.network.to_responder.bytes
+        one.network_packets.to_responder.bytes_without_gaps
     };
     Some(match id {
         "wqe_hdr_rc" => header(Verb::RdmaRead, Transport::Rc),
@@ -149,7 +150,7 @@ fn computed_traffic_or_locks(nics: &PublicationNicProfiles, id: &str) -> Option<
         "shrink_129_mmio" => written(129),
         "shrink_128_mmio" => written(128),
         "batch_mmio_count" => ten(PostMethod::Doorbell).requester.mmio_writes(),
-        "counter_split_read" => f64::from(u32::try_from(wqe::lines_touched(62, 4)).ok()?),
+        "counter_split_read" => f64::from(u32::try_from(wqe::cache_lines_touched(62, 4)).ok()?),
         "responder_in_read" => responder(&Operation::new(Verb::RdmaRead, Transport::Rc, 32))
             .dma_reads_without_recv_wqes(),
         "responder_in_write" => {
@@ -173,7 +174,7 @@ fn computed_traffic_or_locks(nics: &PublicationNicProfiles, id: &str) -> Option<
                 .as_ref()?
                 .value,
         ),
-        "atomics_cib_buckets" => f64::from(locks::lock_count_of_counters(
+        "atomics_cib_buckets" => f64::from(atomic_locks::lock_count_of_counters(
             nics.profile_by_name("cib"),
             u64::MAX,
             1,
@@ -191,16 +192,20 @@ fn pcie_link_property(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
     );
     let header_only = Operation::header_only(Transport::Ud);
     Some(match id {
-        "ud_send_dma_bw" => pcie::dma_read_mbps(cib),
-        "ud_send_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &ud_send(60)),
-        "derived_cib_ho_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &header_only),
+        "ud_send_dma_bw" => pcie::dma_read_mbytes_per_s(cib),
+        "ud_send_dma_bound" => {
+            pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &ud_send(60))
+        }
+        "derived_cib_ho_dma_bound" => {
+            pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &header_only)
+        }
         "mmio_line_rate" => pcie::max_mmio_line_mops(cib),
         "ud_send_mmio_bound" => {
             pcie::max_mmio_line_mops(cib) / cache_line_count_of_wqe(nics, &ud_send(60))
         }
-        "derived_cx3_dma_bw" => pcie::dma_read_mbps(cx3),
+        "derived_cx3_dma_bw" => pcie::dma_read_mbytes_per_s(cx3),
         "derived_cx3_mmio_lines" => pcie::max_mmio_line_mops(cx3),
-        "derived_cx_dma_bw" => pcie::dma_read_mbps(cx),
+        "derived_cx_dma_bw" => pcie::dma_read_mbytes_per_s(cx),
         "derived_cx_mmio_lines" => pcie::max_mmio_line_mops(cx),
         "derived_pcie3_Pbw" => cib.pcie.lane_mbps.value,
         "derived_pcie2_Pbw_cx" => cx.pcie.lane_mbps.value,
@@ -257,7 +262,7 @@ fn cluster_property(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
 /// Computes quantities for which the paper gives only a bound.
 fn number_published_as_bound(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     let cib = nics.profile_by_name("cib");
-    let printed = |id| published::get(id).map(|published| published.value);
+    let printed = |id| published::published_number_by_id(id).map(|published| published.value);
     let at_most =
         |value| Some(OurNumber::arithmetic(value).with_relation(PublishedRelation::AtMost));
     // Computes by how many percent the printed measurement is below our bound.
@@ -265,7 +270,7 @@ fn number_published_as_bound(nics: &PublicationNicProfiles, id: &str) -> Option<
     match id {
         "ud_send_dma_within" => at_most(below(
             printed("ud_send_batched_peak")?,
-            pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &ud_send(60)),
+            pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &ud_send(60)),
         )),
         "ud_send_mmio_within" => at_most(below(
             printed("ud_send_nobatch_peak")?,

@@ -63,7 +63,7 @@ pub(super) fn compute_all() -> Result<Vec<PublishedNumberRow>> {
 /// Returns an error if a simulation cannot run.
 pub(super) fn compute_for_nic(nic: &'static str) -> Result<Vec<PublishedNumberRow>> {
     let mut simulated = SimulationResults::default();
-    let of_nic = published::all()
+    let of_nic = published::all_published_numbers()
         .iter()
         .filter(|published| profile_name_of_number(published) == nic);
     let rows = of_nic.map(|published| row(&mut simulated, published, nic));

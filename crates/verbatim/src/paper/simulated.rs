@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use bench::simulated::sequencer::{SequencerParameters, SequencerResult, run};
-use bench::simulated::{drtm, kv, windows};
-use nicmodel::profile::builtin;
+use bench::simulated::{drtm, kv, read_write_windows};
+use nicmodel::profile::builtin_profile;
 use nicmodel::{Verb, mixes};
 use sequencer::Design;
 
@@ -41,9 +41,13 @@ impl fmt::Display for PaperSimulation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const ORIGINAL: &str = "with the original loops";
         match self {
-            Self::Sequencer(setup) => write!(f, "{} on {} cores", setup.design, setup.cores),
+            Self::Sequencer(setup) => write!(f, "{} on {} cores", setup.design, setup.server_cores),
             Self::SequencerWithOriginalLoops(setup) => {
-                write!(f, "{} on {} cores {ORIGINAL}", setup.design, setup.cores)
+                write!(
+                    f,
+                    "{} on {} cores {ORIGINAL}",
+                    setup.design, setup.server_cores
+                )
             }
             Self::Herd(cores, _) => write!(f, "HERD on {cores} cores"),
             Self::HerdWithOriginalLoops(cores, _) => write!(f, "HERD on {cores} cores {ORIGINAL}"),
@@ -75,7 +79,7 @@ pub(super) struct SimulationResults {
     drtm_rates_by_nic_and_put_percent: Vec<(&'static str, u32, f64)>,
     atomics_store_rates_by_nic_and_put_percent: Vec<(&'static str, u32, f64)>,
     /// Results of READs: NIC, window, outcome.
-    read_results_by_nic_and_window: Vec<(&'static str, usize, windows::WindowResult)>,
+    read_results_by_nic_and_window: Vec<(&'static str, usize, read_write_windows::WindowResult)>,
     /// The study of BlueField-2.
     pub(super) dpu: DpuStudyResults,
     /// Simulations that a number needs and that have not run yet.
@@ -240,12 +244,12 @@ impl SimulationResults {
                 ));
             }
             PaperSimulation::ReadWindow(nic, window) => {
-                let setup = windows::WindowParameters {
+                let setup = read_write_windows::WindowParameters {
                     verb: Verb::RdmaRead,
                     window,
-                    time: Duration::from_micros(300),
+                    measured_time: Duration::from_micros(300),
                 };
-                let outcome = windows::run(self.nics.profile_by_name(nic), &setup)?;
+                let outcome = read_write_windows::run(self.nics.profile_by_name(nic), &setup)?;
                 self.read_results_by_nic_and_window
                     .push((nic, window, outcome));
             }
@@ -261,7 +265,7 @@ impl SimulationResults {
             #[allow(clippy::cast_precision_loss)] // far below 2^52
             let ns = outcome.latency_ns_p50 as f64;
             self.unloaded_round_trip_us = Some(ns * 1e-3);
-        } else if setup.postlist == 1 {
+        } else if setup.max_requests_per_doorbell == 1 {
             self.spec_s0_load_runs.push((setup, outcome));
         } else {
             self.sequencer_runs.push((setup, outcome));
@@ -303,7 +307,7 @@ impl SimulationResults {
         let run = |design, cores| {
             let mut runs = self.original_loops_sequencer_runs.iter();
             let is_it = |(setup, _): &&(SequencerParameters, SequencerResult)| {
-                (setup.design, setup.cores) == (design, cores)
+                (setup.design, setup.server_cores) == (design, cores)
             };
             runs.find(is_it).map(|(_, outcome)| outcome)
         };
@@ -371,7 +375,7 @@ impl SimulationResults {
     pub(super) fn read_window_results(
         &self,
         nic: &str,
-    ) -> impl Iterator<Item = (usize, windows::WindowResult)> {
+    ) -> impl Iterator<Item = (usize, read_write_windows::WindowResult)> {
         let of_nic = self
             .read_results_by_nic_and_window
             .iter()
@@ -445,7 +449,7 @@ impl SimulationResults {
             .filter(|(setup, _)| setup.design == design);
         #[allow(clippy::cast_precision_loss)] // few cores
         let point = |(setup, outcome): &(SequencerParameters, SequencerResult)| {
-            (setup.cores as f64, outcome.rate_mops)
+            (setup.server_cores as f64, outcome.rate_mops)
         };
         of_design.map(point).collect()
     }
@@ -453,8 +457,12 @@ impl SimulationResults {
     /// Returns the median latency in µs and the rate of Spec-S0 under rising load, with at most `answers` answers per
     /// doorbell.
     pub(super) fn spec_s0_latency_and_rate_points(&self, answers: usize) -> Vec<(f64, f64)> {
-        let of_answers =
-            |setup: &SequencerParameters| setup.answers.unwrap_or(setup.batch) == answers;
+        let of_answers = |setup: &SequencerParameters| {
+            setup
+                .max_answers_per_doorbell
+                .unwrap_or(setup.max_requests_per_batch)
+                == answers
+        };
         let of_batch = self
             .spec_s0_load_runs
             .iter()
@@ -468,7 +476,8 @@ impl SimulationResults {
 
     fn sequencer_result(&self, design: Design, cores: usize) -> Option<&SequencerResult> {
         let found = self.sequencer_runs.iter();
-        let mut found = found.filter(|(setup, _)| setup.design == design && setup.cores == cores);
+        let mut found =
+            found.filter(|(setup, _)| setup.design == design && setup.server_cores == cores);
         let run = || PaperSimulation::Sequencer(SequencerParameters::paper_setup(design, cores));
         self.or_mark_missing(found.next(), run)
             .map(|(_, outcome)| outcome)
@@ -571,7 +580,12 @@ fn run_sequencer(
     setup: &SequencerParameters,
 ) -> Result<SequencerResult> {
     let outcome = run(nics.profile_by_name("cib"), setup)?;
-    ensure!(outcome.verified, "{}: {}", setup.design, outcome.verdict);
+    ensure!(
+        outcome.are_numbers_right,
+        "{}: {}",
+        setup.design,
+        outcome.verdict_text
+    );
     Ok(outcome)
 }
 
@@ -582,7 +596,10 @@ fn simulate_kv_store(
     setup: &kv::KvParameters,
 ) -> Result<kv::KvResult> {
     let outcome = kv::run(nics.profile_by_name(nic), setup)?;
-    ensure!(outcome.verified, "a value of the simulated store was wrong");
+    ensure!(
+        outcome.are_values_right,
+        "a value of the simulated store was wrong"
+    );
     Ok(outcome)
 }
 
@@ -623,7 +640,7 @@ fn round_trip_setup() -> SequencerParameters {
     SequencerParameters {
         clients: 1,
         window: 1,
-        postlist: 1,
+        max_requests_per_doorbell: 1,
         ..SequencerParameters::paper_setup(Design::SpecS0, 1)
     }
 }
@@ -640,9 +657,9 @@ fn rising_load_setups() -> impl Iterator<Item = SequencerParameters> {
             .map(move |(clients, window)| SequencerParameters {
                 clients,
                 window,
-                postlist: 1,
-                answers,
-                time: Duration::from_micros(300),
+                max_requests_per_doorbell: 1,
+                max_answers_per_doorbell: answers,
+                measured_time: Duration::from_micros(300),
                 ..SequencerParameters::paper_setup(Design::SpecS0, SPEC_S0_PEAK_CORES)
             })
     })
@@ -659,11 +676,11 @@ const SPEC_S0_PEAK_CORES: usize = 10;
 
 /// Returns the kind of our number for a published number: fitted if a number of the profile was fitted to it.
 fn kind_of_our_number(id: &str) -> OurNumberKind {
-    let basis = builtin("cib").and_then(|cib| {
+    let basis = builtin_profile("cib").and_then(|cib| {
         let mixes = mixes::executable_mixes(cib);
         let named = mixes
             .iter()
-            .find(|mix| mix.published.is_some_and(|p| p.id == id))?;
+            .find(|mix| mix.published_rate.is_some_and(|p| p.id == id))?;
         named.basis(cib)
     });
     basis.map_or(OurNumberKind::Predicted, OurNumberKind::from)

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use nicmodel::profile::{self, Adapter, Profile};
+use nicmodel::profile::{self, AdapterWithoutCosts, Profile};
 use softnic::{DeviceCapabilities, Identity, MAX_PORTS};
 
 use crate::args::LinkLayer;
@@ -21,16 +21,20 @@ pub(super) struct PresentedIdentity {
 
 /// Returns the device of a profile or an adapter's description, which is built in or in a file.
 pub(super) fn of_nic(nic: &str) -> Result<PresentedIdentity> {
-    if let Some(adapter) = profile::adapter(nic) {
+    if let Some(adapter) = profile::adapter_without_cost_profile(nic) {
         return of_adapter(adapter);
     }
-    if let Some(profile) = profile::builtin(nic) {
+    if let Some(profile) = profile::builtin_profile(nic) {
         return of_profile(profile);
     }
     if !Path::new(nic).is_file() {
-        let profiles = profile::builtins().iter().map(|p| p.name.as_str());
+        let profiles = profile::builtin_profiles().iter().map(|p| p.name.as_str());
         let names: Vec<_> = profiles
-            .chain(profile::adapters().iter().map(|a| a.name.as_str()))
+            .chain(
+                profile::adapters_without_cost_profile()
+                    .iter()
+                    .map(|a| a.name.as_str()),
+            )
             .collect();
         bail!(
             "there is no NIC {nic:?}; choose among {}, or name a file with a profile \
@@ -39,7 +43,7 @@ pub(super) fn of_nic(nic: &str) -> Result<PresentedIdentity> {
         )
     }
     let text = std::fs::read_to_string(nic).with_context(|| format!("cannot read {nic}"))?;
-    if let Ok(adapter) = Adapter::parse(&text) {
+    if let Ok(adapter) = AdapterWithoutCosts::parse(&text) {
         return of_adapter(&adapter);
     }
     let profile = Profile::parse(&text).with_context(|| format!("{nic} is no profile of a NIC"))?;
@@ -59,7 +63,7 @@ fn of_profile(profile: &Profile) -> Result<PresentedIdentity> {
     })
 }
 
-fn of_adapter(adapter: &Adapter) -> Result<PresentedIdentity> {
+fn of_adapter(adapter: &AdapterWithoutCosts) -> Result<PresentedIdentity> {
     let members = adapter.capabilities.iter();
     let members: Vec<_> = members
         .map(|(name, value)| format!("{name}={}", value.value))
@@ -102,12 +106,12 @@ mod tests {
 
     #[test]
     fn every_built_in_profile_and_adapter_has_one() {
-        for profile in profile::builtins() {
+        for profile in profile::builtin_profiles() {
             let presented = of_nic(&profile.name).expect(&profile.name);
             assert_eq!(presented.identity.vendor_id(), 0x02c9);
             assert_eq!(presented.capabilities, None);
         }
-        for adapter in profile::adapters() {
+        for adapter in profile::adapters_without_cost_profile() {
             let presented = of_nic(&adapter.name).expect(&adapter.name);
             assert_ne!(presented.capabilities, Some(DeviceCapabilities::default()));
         }

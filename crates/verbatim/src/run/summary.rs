@@ -42,8 +42,8 @@ impl ProcessCounts {
             *bytes += counted.count * u64::from(counted.operation.payload_bytes);
         }
         self.received_messages += qp.received.iter().map(|counted| counted.count).sum::<u64>();
-        self.failed_completions += qp.failed;
-        self.refused_posts += qp.refused;
+        self.failed_completions += qp.failed_completions;
+        self.refused_posts += qp.refused_wrs;
     }
 
     fn sent_work_requests(&self) -> u64 {

@@ -51,7 +51,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let name = |(profile, setup, _): &(&Profile, SequencerParameters, usize)| {
         format!(
             "{} on {} cores, {}",
-            setup.design, setup.cores, profile.name
+            setup.design, setup.server_cores, profile.name
         )
     };
     let rows = simulate(runs, name, |(profile, setup, at), _| {
@@ -68,11 +68,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         print_rows(args, &profiles, &rows)?;
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
-    for row in rows.iter().filter(|row| !row.outcome.verified) {
-        eprintln!("error: {}: {}", row.setup.design, row.outcome.verdict);
+    for row in rows.iter().filter(|row| !row.outcome.are_numbers_right) {
+        eprintln!("error: {}: {}", row.setup.design, row.outcome.verdict_text);
     }
     Ok(outcome_of_comparison(
-        rows.iter().all(|row| row.outcome.verified),
+        rows.iter().all(|row| row.outcome.are_numbers_right),
     ))
 }
 
@@ -109,7 +109,7 @@ fn planned_runs<'p>(
         }
     }
     for (_, setup, _) in &runs {
-        refuse_postlist_above_window(setup.postlist, setup.window)?;
+        refuse_postlist_above_window(setup.max_requests_per_doorbell, setup.window)?;
     }
     Ok(runs)
 }
@@ -118,7 +118,7 @@ fn planned_runs<'p>(
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
         let is_axis = matches!(args.sweep.over, None | Some(SweepSetting::Cores));
-        (!is_axis).then(|| format!("{} cores", row.setup.cores))
+        (!is_axis).then(|| format!("{} cores", row.setup.server_cores))
     };
     let series = series(
         rows,
@@ -163,25 +163,25 @@ fn setup(args: &Args, design: Design, cores: usize) -> SequencerParameters {
     if args.simulation.experiment == Some(PublishedExperiment::Atc16) {
         let atc16 = SequencerParameters::rdma_bench_setup(design, cores);
         return SequencerParameters {
-            place: args.simulation.place,
+            server_place: args.simulation.place,
             clients: args.clients.unwrap_or(atc16.clients),
-            machines: args.simulation.machines,
+            client_machines: args.simulation.machines,
             seed: args.simulation.seed.unwrap_or(atc16.seed),
-            time: args.duration.unwrap_or(atc16.time),
+            measured_time: args.duration.unwrap_or(atc16.measured_time),
             ..atc16
         };
     }
     let paper = SequencerParameters::paper_setup(design, cores);
     SequencerParameters {
-        place: args.simulation.place,
+        server_place: args.simulation.place,
         clients: args.clients.unwrap_or(paper.clients),
-        machines: args.simulation.machines,
+        client_machines: args.simulation.machines,
         window: args.window.unwrap_or(paper.window),
-        postlist: args.postlist,
-        batch: args.batch.unwrap_or(paper.batch),
-        queues: args.queues,
+        max_requests_per_doorbell: args.postlist,
+        max_requests_per_batch: args.batch.unwrap_or(paper.max_requests_per_batch),
+        ud_qps_per_worker: args.queues,
         seed: args.simulation.seed.unwrap_or(paper.seed),
-        time: args.duration.unwrap_or(Duration::from_millis(1)),
+        measured_time: args.duration.unwrap_or(Duration::from_millis(1)),
         ..paper
     }
 }
@@ -189,7 +189,7 @@ fn setup(args: &Args, design: Design, cores: usize) -> SequencerParameters {
 fn simulate_setup(profile: &Profile, setup: SequencerParameters) -> Result<Row> {
     let begun = Instant::now();
     let outcome = simulated::run(profile, &setup)
-        .with_context(|| format!("{} with --cores {}", setup.design, setup.cores))?;
+        .with_context(|| format!("{} with --cores {}", setup.design, setup.server_cores))?;
     let published = published_rate(profile, &setup);
     Ok(Row {
         nic: profile.name.clone(),
@@ -198,7 +198,7 @@ fn simulate_setup(profile: &Profile, setup: SequencerParameters) -> Result<Row> 
         relative_error: published.map(|published| outcome.rate_mops / published.value - 1.0),
         published,
         outcome,
-        at: setup.cores,
+        at: setup.server_cores,
         took: begun.elapsed(),
         setup,
     })
@@ -211,25 +211,25 @@ fn published_rate(
 ) -> Option<&'static PublishedNumber> {
     let all = profile.host.cores.value as usize;
     let paper = SequencerParameters {
-        place: setup.place,
+        server_place: setup.server_place,
         seed: setup.seed,
-        time: setup.time,
-        ..SequencerParameters::paper_setup(setup.design, setup.cores)
+        measured_time: setup.measured_time,
+        ..SequencerParameters::paper_setup(setup.design, setup.server_cores)
     };
-    let on_dpu = setup.place == Some(CorePlace::Dpu);
+    let on_dpu = setup.server_place == Some(CorePlace::Dpu);
     if profile.name == "bf2" && *setup == paper && on_dpu && setup.design == Design::Atomics {
-        return published::get("dpu_seq_faa_rate");
+        return published::published_number_by_id("dpu_seq_faa_rate");
     }
     let atc16 = SequencerParameters {
-        place: setup.place,
+        server_place: setup.server_place,
         seed: setup.seed,
-        time: setup.time,
-        ..SequencerParameters::rdma_bench_setup(setup.design, setup.cores)
+        measured_time: setup.measured_time,
+        ..SequencerParameters::rdma_bench_setup(setup.design, setup.server_cores)
     };
     if profile.name != "cib" || (*setup != paper && *setup != atc16) {
         return None;
     }
-    published::get(match (setup.design, setup.cores) {
+    published::published_number_by_id(match (setup.design, setup.server_cores) {
         (Design::Atomics, _) => "seq_t3_atomics",
         (Design::Rpc, 1) => "seq_rpc_base_1c",
         (Design::Rpc, 3) => "bench_rpc_base_3c",
@@ -266,7 +266,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     print_line(format_args!(
         "Simulated in virtual time, not measured: {}{}\n",
         titles.join("; "),
-        match rows.first().and_then(|row| row.setup.place) {
+        match rows.first().and_then(|row| row.setup.server_place) {
             Some(CorePlace::Dpu) => "; the server is on its DPU",
             Some(CorePlace::Host) | None => "",
         }
@@ -293,7 +293,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             if atomics {
                 "-".to_owned()
             } else {
-                row.setup.cores.to_string()
+                row.setup.server_cores.to_string()
             },
             format_three_digits(outcome.rate_mops),
             format_or_empty(row.published, |p| p.value),
@@ -305,7 +305,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             },
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
-            yes_or_no(outcome.verified).to_owned(),
+            yes_or_no(outcome.are_numbers_right).to_owned(),
         ]);
     }
     print_line(shown)?;
@@ -317,7 +317,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let of = |setting: fn(&SequencerParameters) -> usize| {
         join_distinct(alike.clone().map(|row| setting(&row.setup)))
     };
-    let loops = if first.loops.is_default() {
+    let loops = if first.loop_policies.is_default() {
         ""
     } else {
         " Loops are those of the paper's benchmark."
@@ -328,10 +328,10 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
          costs are the profile's (verbatim model --profiles).{loops}",
         of(|setup| setup.clients),
         of(|setup| setup.window),
-        of(|setup| setup.postlist),
-        of(|setup| setup.batch)
+        of(|setup| setup.max_requests_per_doorbell),
+        of(|setup| setup.max_requests_per_batch)
     ))?;
-    let requests: u64 = rows.iter().map(|row| row.outcome.requests).sum();
+    let requests: u64 = rows.iter().map(|row| row.outcome.received_numbers).sum();
     let took: Duration = rows.iter().map(|row| row.took).sum();
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let rate = requests as f64 / took.as_secs_f64().max(1e-9) * 1e-6;

@@ -5,9 +5,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bench::pin::pin;
+use bench::core_pinning::pin_thread_to_core;
+use bench::resource_usage::ResourceUsage;
 use bench::stats::{MedianAndSpread, median};
-use bench::usage::ResourceUsage;
 use serde::{Deserialize, Serialize};
 use stream::{Connector, RdmaPolicy};
 use tokio::runtime::Runtime;
@@ -131,7 +131,7 @@ pub(super) fn run(args: &ComparisonArgs) -> Result<CommandOutcome> {
     let (server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
     let Line::Listening(listening) = said.next_line_or_error()?;
     if let [core] = placement.clients[0][..] {
-        pin(core)?;
+        pin_thread_to_core(core)?;
     }
     let mut config = crate::streams::config(&args.nic, &args.port, RdmaPolicy::RdmaOnly)?;
     config.queue_size = args.queue;
@@ -192,8 +192,8 @@ fn points(args: &ComparisonArgs, with_rsockets: bool) -> Vec<StreamSetting> {
 impl MeasurementContext<'_> {
     fn round(&self, round: u32, point: StreamSetting) -> Result<Round> {
         let cpu = || -> Result<u64> {
-            let own = ResourceUsage::of(std::process::id())?.cpu_ns;
-            Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
+            let own = ResourceUsage::of_process(std::process::id())?.cpu_ns;
+            Ok(own + ResourceUsage::of_process(self.server_pid)?.cpu_ns)
         };
         let target = ServerAddresses {
             tcp_or_rdma_address: self.server_addresses.address,

@@ -26,18 +26,21 @@ fn ledger() -> Ledger {
             count,
         }],
         postlists: count,
-        runs: 10_000,
+        unpolled_postlist_runs: 10_000,
         received: vec![CountedOperations {
             operation: request,
             count,
         }],
         max_outstanding: 64,
         mean_outstanding: 20.0,
-        postlist_lengths: vec![PostlistsByLength { at_most: 1, count }],
-        recvs: PostedRecvs {
+        postlist_lengths: vec![PostlistsByLength {
+            max_postlist_len: 1,
+            count,
+        }],
+        posted_recvs: PostedRecvs {
             postlists: count,
             count,
-            bytes: count * 64,
+            buffer_bytes: count * 64,
         },
         max_send_wr: 128,
         max_inline_data: 64,
@@ -58,7 +61,7 @@ fn ledger() -> Ledger {
             ..Thread::default()
         }],
         queue_pairs: (0x12..0x16).map(queue_pair).collect(),
-        peers: 5,
+        peer_count: 5,
         notes: vec!["3 objects were not counted".to_owned()],
         ..OperationProfile::default()
     };
@@ -158,7 +161,7 @@ fn json_has_what_the_text_has() {
 fn a_program_that_keeps_the_guideline_is_not_told_of_it() {
     let mut kept = ledger();
     for qp in &mut kept.processes[1].queue_pairs {
-        qp.postlists = qp.runs;
+        qp.postlists = qp.unpolled_postlist_runs;
     }
     let (text, _, _) = explained(&kept, &[]);
     assert!(!text.contains("doorbell-batching"), "{text}");
@@ -180,7 +183,7 @@ fn what_is_no_ledger_or_no_nic_is_refused_with_words() {
     assert_eq!(status, Some(2));
     assert!(message.contains("version 9"), "{message}");
     let mut wrong = ledger();
-    wrong.processes[1].queue_pairs[0].runs = u64::MAX;
+    wrong.processes[1].queue_pairs[0].unpolled_postlist_runs = u64::MAX;
     let (_, message, status) = explained(&wrong, &[]);
     assert_eq!(status, Some(2));
     assert!(
@@ -291,7 +294,7 @@ fn who_waits_for_each_operation_is_told_what_bounds_it() {
     let mut slow = ledger();
     for qp in &mut slow.processes[1].queue_pairs {
         (qp.max_outstanding, qp.mean_outstanding) = (1, 1.0);
-        qp.runs = qp.postlists;
+        qp.unpolled_postlist_runs = qp.postlists;
     }
     let (text, _, _) = explained(&slow, &[]);
     // Four datagrams outstanding: their round trips allow hardly more than the core does.
@@ -302,7 +305,11 @@ fn who_waits_for_each_operation_is_told_what_bounds_it() {
     // One WRITE outstanding takes the time of the simulator.
     let mut one = one_queue_pair();
     let qp = &mut one.processes[1].queue_pairs[0];
-    (qp.max_outstanding, qp.mean_outstanding, qp.runs) = (1, 1.0, qp.postlists);
+    (
+        qp.max_outstanding,
+        qp.mean_outstanding,
+        qp.unpolled_postlist_runs,
+    ) = (1, 1.0, qp.postlists);
     qp.sent[0].operation = qp.sent[0].operation.inlined().with_signaled_fraction(1.0);
     let (text, _, _) = explained(&one, &["--nic", "cib"]);
     assert!(
@@ -322,8 +329,12 @@ fn who_waits_for_each_operation_is_told_what_bounds_it() {
 fn failures_come_before_costs_and_advice() {
     let mut half = one_queue_pair();
     let qp = &mut half.processes[1].queue_pairs[0];
-    (qp.max_outstanding, qp.mean_outstanding, qp.runs) = (1, 1.0, qp.postlists);
-    qp.failed = qp.sent[0].count / 2;
+    (
+        qp.max_outstanding,
+        qp.mean_outstanding,
+        qp.unpolled_postlist_runs,
+    ) = (1, 1.0, qp.postlists);
+    qp.failed_completions = qp.sent[0].count / 2;
     let (text, _, status) = explained(&half, &["--nic", "cib"]);
     assert_eq!(status, Some(0));
     let at = |words: &str| {
@@ -343,7 +354,7 @@ fn one_queue_pair() -> Ledger {
     let mut ledger = ledger();
     let worker = &mut ledger.processes[1];
     worker.queue_pairs.truncate(1);
-    worker.peers = 1;
+    worker.peer_count = 1;
     let qp = &mut worker.queue_pairs[0];
     qp.transport = Transport::Rc;
     qp.received.clear();
@@ -406,7 +417,10 @@ fn ranks_of_one_program_are_one_section() {
         let qp = &mut process.queue_pairs[0];
         let count = qp.sent[0].count + u64::from(rank);
         (qp.sent[0].count, qp.postlists) = (count, count);
-        qp.postlist_lengths = vec![PostlistsByLength { at_most: 1, count }];
+        qp.postlist_lengths = vec![PostlistsByLength {
+            max_postlist_len: 1,
+            count,
+        }];
         if rank == 64 {
             qp.sent[0].operation.payload_bytes = 65536;
         }
@@ -655,7 +669,7 @@ fn every_guideline_is_advised_where_it_is_broken_and_only_there() {
         .iter()
         .map(|line| line["data"]["guideline"].as_str().expect("a name"))
         .collect();
-    let all: Vec<_> = nicmodel::guidelines::ALL
+    let all: Vec<_> = nicmodel::guidelines::ALL_GUIDELINES
         .iter()
         .map(|guideline| guideline.name)
         .collect();

@@ -57,7 +57,7 @@ fn server_and_client_of_an_unmodified_program_are_one_ledger() {
         .collect();
     assert_eq!(worked.len(), 2, "{ledger:?}");
     for process in worked {
-        assert_eq!((process.posted_operations(), process.peers), (500, 1));
+        assert_eq!((process.posted_operations(), process.peer_count), (500, 1));
         assert!(process.complete && process.program.contains("ibv_rc_pingpong"));
         let qp = process.posting_queue_pairs().next().expect("it sent");
         assert_eq!(qp.sent[0].operation.payload_bytes, 4096);

@@ -44,7 +44,7 @@ pub(super) fn run_timed_exchanges(
             break;
         }
     }
-    Ok(samples.latency(clock_ns, number))
+    Ok(samples.to_latency_result(clock_ns, number))
 }
 
 /// Recorded samples; each sample covers some consecutive exchanges.
@@ -76,7 +76,7 @@ impl ExchangeSamples {
             .saturating_record(sample_ns / self.exchanges_per_sample);
     }
 
-    fn latency(&self, clock_ns: u64, number: u32) -> PingPongLatency {
+    fn to_latency_result(&self, clock_ns: u64, number: u32) -> PingPongLatency {
         let histogram = &self.histogram;
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let (ns, of_one) = (
@@ -90,7 +90,7 @@ impl ExchangeSamples {
             latency_ns_max: ns(histogram.max()),
             latency_ns_mean: ns(self.sum_ns) * of_one,
             #[allow(clippy::cast_precision_loss)]
-            clock_ns: clock_ns as f64,
+            clock_read_ns: clock_ns as f64,
             verified_ops: number.into(),
             histogram: histogram
                 .iter_recorded()

@@ -4,23 +4,23 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, RemoteMemory};
 
-use super::pending::{OutstandingWrs, SEND_QUEUE_DEPTH, layout};
+use super::outstanding_wrs::{OutstandingWrs, SEND_QUEUE_DEPTH, payload_layout};
 use super::timed::LAST_MARK;
 use crate::connect::connect;
 use crate::link::WorkerLink;
-use crate::micro::form::PayloadForm;
+use crate::micro::payload_form::PayloadForm;
 use crate::micro::task::PingPong;
 use crate::micro::verb::last_word_offset;
-use crate::nic::{OpenNic, saturating_u32};
-use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
+use crate::open_nic::{OpenNic, saturating_u32};
+use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 pub(super) struct WritePingPongEnd<T: Connected, F: PayloadForm> {
     qp: QueuePair<T>,
-    list: Postlist<T>,
+    postlist: Postlist<T>,
     form: F,
     outstanding_wrs: OutstandingWrs,
     local_target_memory: MemoryRegion,
-    remote: RemoteMemory,
+    remote_target_memory: RemoteMemory,
     last_word_offset: usize,
 }
 
@@ -45,12 +45,12 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
         let qp = connect(link, qp)?;
         link.barrier()?;
         Ok(WritePingPongEnd {
-            list: qp.postlist(1),
+            postlist: qp.postlist(1),
             qp,
-            form: F::new(nic, &layout(ping))?,
+            form: F::new(nic, &payload_layout(ping))?,
             outstanding_wrs: OutstandingWrs::new(),
             local_target_memory: memory,
-            remote,
+            remote_target_memory: remote,
             last_word_offset: last_word_offset(ping.payload_bytes),
         })
     }
@@ -60,20 +60,20 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
         let (slot, signaled) = self
             .outstanding_wrs
             .wait_for_slot_and_signal_flag::<F>(self.qp.send_cq(), number)?;
-        self.list.clear();
-        let payload = self.form.payload(slot, number.into())?;
-        let wr = self.list.rdma_write(payload, self.remote);
+        self.postlist.clear();
+        let payload = self.form.stamped_payload(slot, number.into())?;
+        let wr = self.postlist.rdma_write(payload, self.remote_target_memory);
         if signaled {
             wr.signaled();
         }
-        Ok(self.qp.post_send(&mut self.list)?)
+        Ok(self.qp.post_send(&mut self.postlist)?)
     }
 
     /// Waits until the WRITE after number `before` has arrived completely, from its first word to
     /// its last.
     #[inline]
     fn wait_for_write(&mut self, before: u32) -> Result<u32> {
-        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
+        let mut timeout = PollTimeout::without_pause(DEFAULT_EVENT_TIMEOUT_NS);
         loop {
             // The bytes of one WRITE arrive in no guaranteed order, so wait for both words.
             let last = u64::from_le(self.local_target_memory.read_u64(self.last_word_offset)?);
@@ -102,7 +102,7 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
     }
 
     /// Echoes WRITEs up to the last one.
-    pub(super) fn echo(&mut self) -> Result<()> {
+    pub(super) fn echo_until_last(&mut self) -> Result<()> {
         let mut number = 0;
         while number & LAST_MARK == 0 {
             number = self.wait_for_write(number)?;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::order::EntrySizes;
-use super::socket::IdlePeriod;
+use super::idle_wait::IdlePeriod;
+use super::serve_job::EntrySizes;
 use super::wire::max_answer_bytes;
 
 /// Time without an answer after which the client gives up.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Source of requests, and check of their answers.
 pub(super) trait LmdbRequests {
@@ -55,7 +55,7 @@ impl LmdbMeasurement {
 pub(super) struct Client {
     stream: TcpStream,
     encoded_requests: Vec<u8>,
-    input: Box<[u8]>,
+    input_buffer: Box<[u8]>,
     /// Bytes of the input that were received and not checked yet.
     unchecked_input_bytes: usize,
 }
@@ -68,7 +68,7 @@ impl Client {
         Ok(Self {
             stream,
             encoded_requests: Vec::new(),
-            input: vec![0; 4 * max_answer_bytes(sizes)].into(),
+            input_buffer: vec![0; 4 * max_answer_bytes(sizes)].into(),
             unchecked_input_bytes: 0,
         })
     }
@@ -99,18 +99,21 @@ impl Client {
                     elapsed_seconds: begun.elapsed().as_secs_f64(),
                 });
             }
-            self.send()?;
-            self.receive()?;
+            self.send_encoded_requests()?;
+            self.wait_and_receive()?;
             let mut at = 0;
             while let Some(sent) = outstanding.front()
-                && let Some(length) = requests
-                    .check_answer_and_len(sent, &self.input[at..self.unchecked_input_bytes])?
+                && let Some(length) = requests.check_answer_and_len(
+                    sent,
+                    &self.input_buffer[at..self.unchecked_input_bytes],
+                )?
             {
                 outstanding.pop_front();
                 operations += 1;
                 at += length;
             }
-            self.input.copy_within(at..self.unchecked_input_bytes, 0);
+            self.input_buffer
+                .copy_within(at..self.unchecked_input_bytes, 0);
             self.unchecked_input_bytes -= at;
             if outstanding.is_empty() && self.unchecked_input_bytes > 0 {
                 bail!("the LMDB server answers more than was asked");
@@ -120,13 +123,13 @@ impl Client {
 
     /// Sends the encoded requests. The server keeps reading, because its answers fit the sockets'
     /// buffers.
-    fn send(&mut self) -> Result<()> {
+    fn send_encoded_requests(&mut self) -> Result<()> {
         let (mut sent, mut idle) = (0, IdlePeriod::default());
         while sent < self.encoded_requests.len() {
             match self.stream.write(&self.encoded_requests[sent..]) {
                 Ok(bytes) => sent += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait(&mut idle, "takes no requests")?;
+                    self.spin_or_sleep_or_time_out(&mut idle, "takes no requests")?;
                 }
                 Err(e) => return Err(e).context("the LMDB server is gone"),
             }
@@ -136,12 +139,12 @@ impl Client {
     }
 
     /// Waits until data arrive, and receives them.
-    fn receive(&mut self) -> Result<()> {
+    fn wait_and_receive(&mut self) -> Result<()> {
         let mut idle = IdlePeriod::default();
         loop {
             match self
                 .stream
-                .read(&mut self.input[self.unchecked_input_bytes..])
+                .read(&mut self.input_buffer[self.unchecked_input_bytes..])
             {
                 Ok(0) => bail!("the LMDB server is gone, or refuses a request"),
                 Ok(bytes) => {
@@ -149,18 +152,18 @@ impl Client {
                     return Ok(());
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    self.wait(&mut idle, "does not answer")?;
+                    self.spin_or_sleep_or_time_out(&mut idle, "does not answer")?;
                 }
                 Err(e) => return Err(e).context("the LMDB server is gone"),
             }
         }
     }
 
-    fn wait(&self, idle: &mut IdlePeriod, what: &str) -> Result<()> {
+    fn spin_or_sleep_or_time_out(&self, idle: &mut IdlePeriod, what: &str) -> Result<()> {
         let socket = std::iter::once(self.stream.as_fd());
         let waited = idle.spin_or_sleep_and_idle_time(socket, Duration::from_millis(20))?;
-        if waited > TIMEOUT {
-            bail!("the LMDB server {what} for {} s", TIMEOUT.as_secs());
+        if waited > ANSWER_TIMEOUT {
+            bail!("the LMDB server {what} for {} s", ANSWER_TIMEOUT.as_secs());
         }
         Ok(())
     }

@@ -10,17 +10,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use heed::{Comparator, DefaultComparator, IntegerComparator};
 
-use super::order::{EntrySizes, KeyOrder, LmdbServeJob};
-use super::socket::IdlePeriod;
+use super::idle_wait::IdlePeriod;
+use super::serve_job::{EntrySizes, KeyOrder, LmdbServeJob};
 use super::store::Store;
 use super::wire::Request;
 use crate::link::WorkerLink;
 
 /// Size of a connection's input buffer, in bytes.
-const INPUT_BYTES: usize = 1 << 18;
+const INPUT_BUFFER_BYTES: usize = 1 << 18;
 /// Number of SCAN entries after which answers are sent, so that the client checks them while the
 /// server scans further.
-const ENTRIES_PER_FLUSH: u32 = 2048;
+const SCANNED_ENTRIES_PER_SEND: u32 = 2048;
 /// Rounds between two checks for new connections.
 const ROUNDS_PER_ACCEPT: u32 = 256;
 
@@ -65,7 +65,7 @@ fn serve<C: Comparator + 'static>(
     while !stop.load(Ordering::Relaxed) {
         rounds = rounds.wrapping_add(1);
         if connections.is_empty() || rounds.is_multiple_of(ROUNDS_PER_ACCEPT) {
-            accept(listener, &mut connections)?;
+            accept_waiting_clients(listener, &mut connections)?;
         }
         // Close the connections of clients that are gone or violate the protocol.
         connections.retain_mut(|connection| connection.receive(store.sizes()).is_ok());
@@ -74,21 +74,21 @@ fn serve<C: Comparator + 'static>(
             let slept =
                 idle.spin_or_sleep_and_idle_time(sockets.chain([listener.as_fd()]), MAX_SLEEP)?;
             if !slept.is_zero() {
-                accept(listener, &mut connections)?;
+                accept_waiting_clients(listener, &mut connections)?;
             }
             continue;
         }
         idle.end_idle_period();
-        let writes = connections.iter().any(|c| c.writes);
+        let writes = connections.iter().any(|c| c.has_write_request);
         let turns = connections.iter_mut();
-        let turns = turns.map(|c| (&c.input[..c.complete_bytes], &mut c.answers));
-        store.execute(turns, writes)?;
+        let turns = turns.map(|c| (&c.input_buffer[..c.complete_bytes], &mut c.answer_bytes));
+        store.execute_in_one_txn(turns, writes)?;
         connections.retain_mut(|connection| connection.send().is_ok());
     }
     Ok(())
 }
 
-fn accept(listener: &TcpListener, connections: &mut Vec<Connection>) -> Result<()> {
+fn accept_waiting_clients(listener: &TcpListener, connections: &mut Vec<Connection>) -> Result<()> {
     loop {
         match listener.accept() {
             Ok((stream, _)) => connections.push(Connection::new(stream)?),
@@ -102,14 +102,14 @@ fn accept(listener: &TcpListener, connections: &mut Vec<Connection>) -> Result<(
 
 struct Connection {
     stream: TcpStream,
-    input: Box<[u8]>,
+    input_buffer: Box<[u8]>,
     /// Bytes of the input that were received and are not executed yet.
     unexecuted_bytes: usize,
     /// Bytes of complete requests at the start of the input.
     complete_bytes: usize,
     /// True if one of the complete requests changes the store.
-    writes: bool,
-    answers: Vec<u8>,
+    has_write_request: bool,
+    answer_bytes: Vec<u8>,
     /// Number of answer bytes that have been sent.
     answer_bytes_sent: usize,
 }
@@ -120,22 +120,25 @@ impl Connection {
         stream.set_nodelay(true)?;
         Ok(Self {
             stream,
-            input: vec![0; INPUT_BYTES].into(),
+            input_buffer: vec![0; INPUT_BUFFER_BYTES].into(),
             unexecuted_bytes: 0,
             complete_bytes: 0,
-            writes: false,
-            answers: Vec::new(),
+            has_write_request: false,
+            answer_bytes: Vec::new(),
             answer_bytes_sent: 0,
         })
     }
 
     /// Receives requests. While a client leaves answers unread, the server does not read from it.
     fn receive(&mut self, sizes: EntrySizes) -> Result<()> {
-        if !self.answers.is_empty() {
+        if !self.answer_bytes.is_empty() {
             return self.send();
         }
-        if self.unexecuted_bytes < self.input.len() {
-            match self.stream.read(&mut self.input[self.unexecuted_bytes..]) {
+        if self.unexecuted_bytes < self.input_buffer.len() {
+            match self
+                .stream
+                .read(&mut self.input_buffer[self.unexecuted_bytes..])
+            {
                 Ok(0) => return Err(anyhow!("the client is gone")),
                 Ok(bytes) => self.unexecuted_bytes += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
@@ -143,12 +146,12 @@ impl Connection {
             }
         }
         let mut entries = 0;
-        while entries < ENTRIES_PER_FLUSH
-            && let rest = &self.input[self.complete_bytes..self.unexecuted_bytes]
+        while entries < SCANNED_ENTRIES_PER_SEND
+            && let rest = &self.input_buffer[self.complete_bytes..self.unexecuted_bytes]
             && let Some((request, length)) = Request::decode(rest, sizes)?
         {
             entries += request.scan_entries();
-            self.writes |= request.is_write();
+            self.has_write_request |= request.is_write();
             self.complete_bytes += length;
         }
         Ok(())
@@ -157,22 +160,26 @@ impl Connection {
     /// Sends as many bytes of the answers as the socket takes.
     fn send(&mut self) -> Result<()> {
         self.discard_executed_requests();
-        while self.answer_bytes_sent < self.answers.len() {
-            match self.stream.write(&self.answers[self.answer_bytes_sent..]) {
+        while self.answer_bytes_sent < self.answer_bytes.len() {
+            match self
+                .stream
+                .write(&self.answer_bytes[self.answer_bytes_sent..])
+            {
                 Ok(bytes) => self.answer_bytes_sent += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) => return Err(e.into()),
             }
         }
-        self.answers.clear();
+        self.answer_bytes.clear();
         self.answer_bytes_sent = 0;
         Ok(())
     }
 
     fn discard_executed_requests(&mut self) {
         let executed = std::mem::take(&mut self.complete_bytes);
-        self.input.copy_within(executed..self.unexecuted_bytes, 0);
+        self.input_buffer
+            .copy_within(executed..self.unexecuted_bytes, 0);
         self.unexecuted_bytes -= executed;
-        self.writes = false;
+        self.has_write_request = false;
     }
 }

@@ -13,11 +13,11 @@ use heed::{
     RwTxn,
 };
 
-use super::order::{EntrySizes, LmdbServeJob};
+use super::serve_job::{EntrySizes, LmdbServeJob};
 use super::wire::{self, Request};
 
 /// Folder of the file: a file system in memory, so that no disk is measured.
-const FOLDER: &str = "/dev/shm";
+const STORE_FOLDER: &str = "/dev/shm";
 
 /// A store whose keys `C` orders, and that a single thread uses. Its file is unlinked, so its memory is freed however the
 /// process ends.
@@ -29,7 +29,13 @@ pub(super) struct Store<C> {
 
 impl<C: Comparator + 'static> Store<C> {
     /// Creates a store.
-    pub(super) fn new(LmdbServeJob { keys, sizes, .. }: LmdbServeJob) -> Result<Self> {
+    pub(super) fn new(
+        LmdbServeJob {
+            max_keys: keys,
+            sizes,
+            ..
+        }: LmdbServeJob,
+    ) -> Result<Self> {
         // An entry has a header of 10 bytes, and is in a page that may be half full. Copied pages are reused only
         // later.
         let room_per_key = 5 * (sizes.entry_bytes() as u64 + 10);
@@ -37,8 +43,8 @@ impl<C: Comparator + 'static> Store<C> {
         ensure_free_bytes(room)?;
         let folder = tempfile::Builder::new()
             .prefix("verbatim-lmdb-")
-            .tempdir_in(FOLDER)
-            .with_context(|| format!("cannot make a folder for LMDB in {FOLDER}"))?;
+            .tempdir_in(STORE_FOLDER)
+            .with_context(|| format!("cannot make a folder for LMDB in {STORE_FOLDER}"))?;
         let mut options = EnvOpenOptions::new();
         options.map_size(usize::try_from(room)?.next_multiple_of(1 << 20));
         // SAFETY: the folder is new and belongs to this process alone, so no other process changes
@@ -78,7 +84,7 @@ impl<C: Comparator + 'static> Store<C> {
     /// Executes the requests that arrived together in one transaction, and appends their answers.
     /// Each item of `turns` is the bytes of complete requests, with the buffer for their answers. Changes are
     /// committed on return.
-    pub(super) fn execute<'t>(
+    pub(super) fn execute_in_one_txn<'t>(
         &mut self,
         turns: impl Iterator<Item = (&'t [u8], &'t mut Vec<u8>)>,
         writes: bool,
@@ -158,13 +164,14 @@ impl<C: Comparator + 'static> Store<C> {
 /// Fails if the folder has less than `bytes` free. Otherwise the kernel would kill the process on a
 /// page without memory.
 fn ensure_free_bytes(bytes: u64) -> Result<()> {
-    let folder = Path::new(FOLDER);
-    let stat = rustix::fs::statvfs(folder)
-        .with_context(|| format!("LMDB is measured in memory, in {FOLDER}, which is missing"))?;
+    let folder = Path::new(STORE_FOLDER);
+    let stat = rustix::fs::statvfs(folder).with_context(|| {
+        format!("LMDB is measured in memory, in {STORE_FOLDER}, which is missing")
+    })?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     ensure!(
         free >= bytes,
-        "LMDB may need {} MiB in {FOLDER}, which has {} MiB left; use fewer keys or make it larger",
+        "LMDB may need {} MiB in {STORE_FOLDER}, which has {} MiB left; use fewer keys or make it larger",
         bytes >> 20,
         free >> 20
     );
@@ -174,13 +181,13 @@ fn ensure_free_bytes(bytes: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::lmdb::order::KeyOrder;
+    use crate::peers::lmdb::serve_job::KeyOrder;
     use heed::{DefaultComparator, IntegerComparator};
 
     fn store<C: Comparator + 'static>(keys: u64) -> Result<Store<C>> {
         Store::new(LmdbServeJob {
-            keys,
-            sizes: EntrySizes::NUMBERS,
+            max_keys: keys,
+            sizes: EntrySizes::OF_INTEGERS,
             key_order: KeyOrder::Integers,
         })
     }
@@ -190,7 +197,9 @@ mod tests {
         requests.iter().for_each(|r| r.encode(&mut bytes));
         let writes = requests.iter().any(Request::is_write);
         let turns = std::iter::once((&bytes[..], &mut answers));
-        store.execute(turns, writes).expect("carried out");
+        store
+            .execute_in_one_txn(turns, writes)
+            .expect("carried out");
         answers
     }
 
@@ -215,7 +224,7 @@ mod tests {
         let scan = |from, entries| Request::Scan { from, entries };
         let scanned = ask(&mut store, &[scan(&from[0], 3), scan(&from[1], 9)]);
         let decode = |at: usize| {
-            let answer = wire::decode_scan_answer(&scanned[at..], EntrySizes::NUMBERS);
+            let answer = wire::decode_scan_answer(&scanned[at..], EntrySizes::OF_INTEGERS);
             let (entries, length) = answer.expect("whole");
             let number = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().expect("8 bytes"));
             let keys = entries.map(|(key, value)| {
@@ -264,7 +273,7 @@ mod tests {
     fn a_process_that_is_killed_leaves_nothing() {
         let store: Store<IntegerComparator> = store(1000).expect("opened");
         let path = store.env.path().to_owned();
-        assert!(path.starts_with(FOLDER) && !path.exists(), "{path:?}");
+        assert!(path.starts_with(STORE_FOLDER) && !path.exists(), "{path:?}");
     }
 
     #[test]

@@ -6,19 +6,19 @@ use btree::StringSizes;
 use btree::load::NumberStrings;
 use service::random::mix_bits;
 
-use super::order::{EntrySizes, KeyOrder};
+use super::serve_job::{EntrySizes, KeyOrder};
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(30);
 
-const NUMBERS: LmdbEntries = LmdbEntries::Numbers {
+const NUMBERS: LmdbEntryKind = LmdbEntryKind::Numbers {
     value_of_key: mix_bits,
 };
 
 fn setup(keys: u64) -> LmdbParameters {
     LmdbParameters {
-        keys,
-        entries: NUMBERS,
+        loaded_key_count: keys,
+        entry_kind: NUMBERS,
         window: 64,
         seed: 1,
     }
@@ -30,12 +30,12 @@ fn setup_of_strings(keys: u64) -> LmdbParameters {
         key_bytes: 32,
         value_bytes: 100,
     };
-    let entries = LmdbEntries::Strings {
+    let entries = LmdbEntryKind::Strings {
         strings: NumberStrings::new(sizes).expect("long enough"),
         value_of_key: mix_bits,
     };
     LmdbParameters {
-        entries,
+        entry_kind: entries,
         ..setup(keys)
     }
 }
@@ -53,15 +53,15 @@ fn with_worker(run: impl FnOnce(&mut WorkerLink)) {
 fn all_is_measured_and_checked_and_the_worker_goes_on() {
     with_worker(|link| {
         for setup in [setup(3000), setup(1), setup_of_strings(3000)] {
-            let keys = setup.keys;
+            let keys = setup.loaded_key_count;
             let mut lmdb = LmdbPeer::start(link, setup).expect("started");
-            assert_eq!(lmdb.load().expect("loaded").operations, keys);
+            assert_eq!(lmdb.measure_load().expect("loaded").operations, keys);
             let all = [
-                lmdb.lookups(SHORT),
-                lmdb.scans(100, SHORT),
-                lmdb.scans(0, SHORT),
-                lmdb.inserts(SHORT),
-                lmdb.lookups(SHORT),
+                lmdb.measure_lookups(SHORT),
+                lmdb.measure_scans(100, SHORT),
+                lmdb.measure_scans(0, SHORT),
+                lmdb.measure_inserts(SHORT),
+                lmdb.measure_lookups(SHORT),
             ];
             for rate in all {
                 let rate = rate.expect("right");
@@ -70,9 +70,10 @@ fn all_is_measured_and_checked_and_the_worker_goes_on() {
                     "{rate:?}"
                 );
             }
-            lmdb.inserts(Duration::from_secs(60)).expect("right");
-            assert_eq!(lmdb.inserted_keys, keys, "there are no more new keys");
-            assert!(lmdb.scans(1, SHORT).is_err(), "after inserts");
+            lmdb.measure_inserts(Duration::from_secs(60))
+                .expect("right");
+            assert_eq!(lmdb.inserted_key_count, keys, "there are no more new keys");
+            assert!(lmdb.measure_scans(1, SHORT).is_err(), "after inserts");
             lmdb.stop().expect("stopped");
         }
     });
@@ -82,24 +83,24 @@ fn all_is_measured_and_checked_and_the_worker_goes_on() {
 fn wrong_and_missing_values_are_noticed() {
     with_worker(|link| {
         let mut lmdb = LmdbPeer::start(link, setup(100)).expect("started");
-        let missing = lmdb.lookups(SHORT).expect_err("there is nothing");
+        let missing = lmdb.measure_lookups(SHORT).expect_err("there is nothing");
         assert!(missing.to_string().contains("LMDB has None"), "{missing}");
         lmdb.stop().expect("stopped");
         for wrong in [true, false] {
             let mut lmdb = LmdbPeer::start(link, setup(100)).expect("started");
-            lmdb.load().expect("loaded");
+            lmdb.measure_load().expect("loaded");
             // Put a wrong value for a key, or an unexpected key.
             let key = if wrong { 50 } else { 51 };
-            let other_values = LmdbEntries::Numbers {
+            let other_values = LmdbEntryKind::Numbers {
                 value_of_key: |_| 7,
             };
-            let mut put = LmdbChanges {
-                numbers: std::iter::once(key),
-                entries: EntryBytes::new(other_values),
+            let mut put = LmdbPuts {
+                key_numbers: std::iter::once(key),
+                entries: EntryGenerator::new(other_values),
                 is_append: false,
             };
             lmdb.client.run_requests(&mut put, 1, None).expect("put");
-            let seen = lmdb.scans(100, Duration::from_secs(60));
+            let seen = lmdb.measure_scans(100, Duration::from_secs(60));
             assert!(seen.expect_err("wrong").to_string().contains("in a scan"));
             lmdb.stop().expect("stopped");
         }
@@ -109,9 +110,9 @@ fn wrong_and_missing_values_are_noticed() {
 #[test]
 fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
     with_worker(|link| {
-        let sizes = EntrySizes::NUMBERS;
+        let sizes = EntrySizes::OF_INTEGERS;
         link.send(&Job::Lmdb(LmdbServeJob {
-            keys: 1000,
+            max_keys: 1000,
             sizes,
             key_order: KeyOrder::Integers,
         }))
@@ -123,9 +124,9 @@ fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
         // The server closes or resets the stranger's connection and sends nothing.
         assert!(!matches!(stranger.read(&mut [0; 8]), Ok(1..)));
-        let mut puts = LmdbChanges {
-            numbers: 0..200,
-            entries: EntryBytes::new(NUMBERS),
+        let mut puts = LmdbPuts {
+            key_numbers: 0..200,
+            entries: EntryGenerator::new(NUMBERS),
             is_append: false,
         };
         assert_eq!(
@@ -135,8 +136,8 @@ fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
             200
         );
         let mut lookups = LmdbLookups {
-            numbers: 0..200,
-            entries: EntryBytes::new(NUMBERS),
+            key_numbers: 0..200,
+            entries: EntryGenerator::new(NUMBERS),
         };
         two.run_requests(&mut lookups, 64, None).expect("found");
         link.send(&true).expect("sent");

@@ -10,7 +10,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::order::EntrySizes;
+use super::serve_job::EntrySizes;
 
 /// Maximum entries of a SCAN.
 pub(super) const MAX_SCAN_ENTRIES: u32 = 4096;
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn long_scans_and_other_kinds_are_refused() {
-        let (mut scan, sizes) = (Vec::new(), EntrySizes::NUMBERS);
+        let (mut scan, sizes) = (Vec::new(), EntrySizes::OF_INTEGERS);
         let (from, entries) = (&[0; 8][..], MAX_SCAN_ENTRIES + 1);
         Request::Scan { from, entries }.encode(&mut scan);
         assert!(Request::decode(&scan, sizes).is_err());

@@ -1,23 +1,26 @@
 //! Short versions of the experiments of the BlueField-2 study.
 
 use super::*;
-use nicmodel::profile::builtin;
+use nicmodel::profile::builtin_profile;
 
 fn bf2() -> &'static Profile {
-    builtin("bf2").expect("built in")
+    builtin_profile("bf2").expect("built in")
 }
 
 fn short(setup: BtreeParameters) -> BtreeParameters {
     BtreeParameters {
         clients: setup.clients.min(16),
-        time: setup.time / 5,
+        measured_time: setup.measured_time / 5,
         ..setup
     }
 }
 
 fn ran(setup: &BtreeParameters) -> BtreeResult {
     let outcome = run(bf2(), setup).expect("it runs");
-    assert!(outcome.verified && outcome.values > 50, "{outcome:?}");
+    assert!(
+        outcome.are_values_right && outcome.checked_answers > 50,
+        "{outcome:?}"
+    );
     outcome
 }
 
@@ -33,7 +36,9 @@ fn local_lookups_on_a_dpu_are_as_fast_as_published() {
         (1_000_000, "dpu_bt_local_small"),
         (256_000_000, "dpu_bt_rpc_256m"),
     ] {
-        let printed = nicmodel::published::get(id).expect("published").value;
+        let printed = nicmodel::published::published_number_by_id(id)
+            .expect("published")
+            .value;
         let ours = local(CorePlace::Dpu, keys);
         let error = ours / printed - 1.0;
         assert!(error.abs() < 0.03, "{id}: {ours} for {printed}");
@@ -48,9 +53,10 @@ fn clients_that_read_need_a_read_for_each_level() {
     for (node_bytes, levels) in [(512, 6), (2048, 5)] {
         for place in [CorePlace::Host, CorePlace::Dpu] {
             let outcome = ran(
-                &BtreeParameters::bluefield2_study_one_sided(place, node_bytes).with_one_request(),
+                &BtreeParameters::bluefield2_study_one_sided(place, node_bytes)
+                    .with_one_outstanding_request(),
             );
-            assert_eq!(outcome.levels, levels);
+            assert_eq!(outcome.tree_levels, levels);
             // Clients also READ the word with the root's address from time to time.
             let reads = outcome.reads_per_lookup;
             #[expect(clippy::cast_precision_loss, reason = "a small number")]
@@ -64,7 +70,7 @@ fn clients_that_read_need_a_read_for_each_level() {
 fn walks_of_a_batch_overlap_and_smaller_trees_are_faster() {
     let rate = |batch, keys| {
         let setup = BtreeParameters {
-            batch,
+            max_answers_per_doorbell: batch,
             ..short(BtreeParameters::bluefield2_study(CorePlace::Dpu, keys))
         };
         ran(&setup).rate_mops
@@ -94,7 +100,7 @@ fn the_same_seed_gives_the_same_output_on_both_places() {
 fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
     let rate = |share| {
         let setup = BtreeParameters {
-            dpu_share: Some(share),
+            dpu_key_share: Some(share),
             clients: 32,
             ..short(BtreeParameters::bluefield2_study(
                 CorePlace::Host,
@@ -111,7 +117,7 @@ fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
 
 #[test]
 fn a_place_that_is_not_there_is_refused() {
-    let cib = builtin("cib").expect("built in");
+    let cib = builtin_profile("cib").expect("built in");
     let setup = BtreeParameters::bluefield2_study(CorePlace::Dpu, 1_000_000);
     for error in [
         run(cib, &setup).err(),
@@ -126,7 +132,7 @@ fn a_place_that_is_not_there_is_refused() {
 #[test]
 fn byte_strings_cost_more_than_numbers() {
     let strings = |setup: &BtreeParameters| BtreeParameters {
-        strings: Some(StringSizes {
+        string_sizes: Some(StringSizes {
             key_bytes: 24,
             value_bytes: 100,
         }),
@@ -142,7 +148,7 @@ fn byte_strings_cost_more_than_numbers() {
         assert!(local(&strings) < local(&numbers));
     }
     let too_short = BtreeParameters {
-        strings: Some(StringSizes {
+        string_sizes: Some(StringSizes {
             key_bytes: 4,
             value_bytes: 8,
         }),

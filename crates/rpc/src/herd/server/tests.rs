@@ -7,7 +7,7 @@ use crate::herd::{Client, PreparedClient};
 struct BatchIndexHandler;
 
 impl RpcHandler for BatchIndexHandler {
-    type Batch = ();
+    type BatchState = ();
 
     fn prepare_batch(&mut self, _requests: usize) {}
 
@@ -17,8 +17,8 @@ impl RpcHandler for BatchIndexHandler {
 }
 
 const LAYOUT: RequestRegionLayout = RequestRegionLayout {
-    window: 4,
-    payload: 0,
+    slots_per_client: 4,
+    max_payload_bytes: 0,
 };
 
 struct TestBed {
@@ -42,15 +42,21 @@ impl TestBed {
         }
     }
 
-    fn server(&self, doorbells: DoorbellPolicy) -> Result<Server, RpcError> {
-        Server::new(&self.pd, LAYOUT, 4, doorbells, &UdPortConfig::default())
+    fn server(&self, doorbells: BatchPolicy) -> Result<Server, RpcError> {
+        Server::new(
+            &self.pd,
+            LAYOUT,
+            4,
+            doorbells,
+            &BufferedUdQpConfig::default(),
+        )
     }
 
     /// Creates a client of all these servers, under this index.
     fn client(&self, servers: &mut [Server], index: u32) -> Client {
-        let config = UdPortConfig {
+        let config = BufferedUdQpConfig {
             max_recv_payload_bytes: 8,
-            ..UdPortConfig::default()
+            ..BufferedUdQpConfig::default()
         };
         let client = PreparedClient::new(&self.pd, 0, &config).expect("made");
         let ends = (&client.uc_endpoint(), &client.ud_endpoint());
@@ -58,7 +64,7 @@ impl TestBed {
         let (qp, mut regions) = (Arc::new(connected.qp), Vec::new());
         for (place, server) in servers.iter_mut().enumerate() {
             let tag = WorkerTag::of_worker(place).expect("few workers");
-            let slots = (LAYOUT.window, tag);
+            let slots = (LAYOUT.slots_per_client, tag);
             let added = server.add_client_of_many_workers(
                 index,
                 Arc::clone(&qp),
@@ -66,9 +72,9 @@ impl TestBed {
                 slots,
             );
             added.expect("added");
-            regions.push(server.region_of(index).expect("a part"));
+            regions.push(server.region_of_client(index).expect("a part"));
         }
-        let connected = client.connect_to_all(&connected.server_endpoint, &regions, LAYOUT);
+        let connected = client.connect_to_all_workers(&connected.server_endpoint, &regions, LAYOUT);
         connected.expect("connected")
     }
 }
@@ -107,10 +113,10 @@ fn a_pass_drains_clients_or_takes_one_request_of_each() {
         (RegionScan::Drain, vec![4, 4, 1]),
         (RegionScan::OneEach, vec![3, 3, 3]),
     ] {
-        let doorbells = DoorbellPolicy {
+        let doorbells = BatchPolicy {
             max_batch: 4,
-            scan,
-            ..DoorbellPolicy::default()
+            region_scan: scan,
+            ..BatchPolicy::default()
         };
         let mut servers = [bed.server(doorbells).expect("made")];
         let mut clients = [0, 1, 2].map(|index| bed.client(&mut servers, index));
@@ -129,11 +135,11 @@ fn a_pass_drains_clients_or_takes_one_request_of_each() {
 #[test]
 fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
     let bed = TestBed::new();
-    let doorbells = DoorbellPolicy {
-        answer_queues: 4,
-        queues_per_batch: 2,
-        scan: RegionScan::OneEach,
-        ..DoorbellPolicy::default()
+    let doorbells = BatchPolicy {
+        answer_qps: 4,
+        answer_qps_per_batch: 2,
+        region_scan: RegionScan::OneEach,
+        ..BatchPolicy::default()
     };
     let mut servers = [bed.server(doorbells).expect("made")];
     let mut clients = [0, 1, 2].map(|index| bed.client(&mut servers, index));
@@ -144,16 +150,16 @@ fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
     assert_eq!(passes(server, 6), [3, 3]);
     // Clients 0 and 2 share one queue pair, client 1 uses the other; both batches are alike.
     let counts = server.counts();
-    assert_eq!((counts.requests, counts.doorbells), (6, 4));
-    assert_eq!(counts.postlists[..3], [2, 2, 0]);
+    assert_eq!((counts.answered_requests, counts.doorbells), (6, 4));
+    assert_eq!(counts.postlists_by_length[..3], [2, 2, 0]);
     for client in &mut clients {
         answers(client, 2);
     }
     for (queues, split) in [(3, 2), (3, 3), (4, 0)] {
-        let doorbells = DoorbellPolicy {
-            answer_queues: queues,
-            queues_per_batch: split,
-            ..DoorbellPolicy::default()
+        let doorbells = BatchPolicy {
+            answer_qps: queues,
+            answer_qps_per_batch: split,
+            ..BatchPolicy::default()
         };
         let refused = bed.server(doorbells).expect_err("no such division");
         assert!(refused.to_string().contains("power of two"), "{refused}");
@@ -163,7 +169,7 @@ fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
 #[test]
 fn a_client_of_several_workers_tells_their_answers_apart() {
     let bed = TestBed::new();
-    let mut servers = [(); 3].map(|()| bed.server(DoorbellPolicy::default()).expect("made"));
+    let mut servers = [(); 3].map(|()| bed.server(BatchPolicy::default()).expect("made"));
     let mut client = bed.client(&mut servers, 1);
     assert_eq!(client.worker_count(), 3);
     // Send to worker 0 twice and to the others once, with one doorbell.
@@ -171,7 +177,7 @@ fn a_client_of_several_workers_tells_their_answers_apart() {
         client.select_worker(worker);
         client.prepare_request(&[]).expect("prepared");
     }
-    client.flush().expect("sent");
+    client.post_prepared_requests().expect("sent");
     let mut came = Vec::new();
     for (place, server) in servers.iter_mut().enumerate() {
         let count = if place == 0 { 2 } else { 1 };
