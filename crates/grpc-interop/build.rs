@@ -2,7 +2,7 @@
 
 use tonic_build::manual::{Builder, Method, MethodBuilder, Service};
 
-fn method(name: &str, route: &str, input: &str, output: &str) -> MethodBuilder {
+fn build_method(name: &str, route: &str, input: &str, output: &str) -> MethodBuilder {
     Method::builder()
         .name(name)
         .route_name(route)
@@ -17,10 +17,10 @@ fn main() {
     let test = Service::builder()
         .package("grpc.testing")
         .name("TestService")
-        .method(method("empty_call", "EmptyCall", "Empty", "Empty").build())
-        .method(method("unary_call", "UnaryCall", "SimpleRequest", "SimpleResponse").build())
+        .method(build_method("empty_call", "EmptyCall", "Empty", "Empty").build())
+        .method(build_method("unary_call", "UnaryCall", "SimpleRequest", "SimpleResponse").build())
         .method(
-            method(
+            build_method(
                 "streaming_output_call",
                 "StreamingOutputCall",
                 output,
@@ -30,7 +30,7 @@ fn main() {
             .build(),
         )
         .method(
-            method(
+            build_method(
                 "streaming_input_call",
                 "StreamingInputCall",
                 input,
@@ -40,17 +40,17 @@ fn main() {
             .build(),
         )
         .method(
-            method("full_duplex_call", "FullDuplexCall", output, outputs)
+            build_method("full_duplex_call", "FullDuplexCall", output, outputs)
                 .client_streaming()
                 .server_streaming()
                 .build(),
         )
-        .method(method("unimplemented_call", "UnimplementedCall", "Empty", "Empty").build())
+        .method(build_method("unimplemented_call", "UnimplementedCall", "Empty", "Empty").build())
         .build();
     let unimplemented = Service::builder()
         .package("grpc.testing")
         .name("UnimplementedService")
-        .method(method("unimplemented_call", "UnimplementedCall", "Empty", "Empty").build())
+        .method(build_method("unimplemented_call", "UnimplementedCall", "Empty", "Empty").build())
         .build();
     Builder::new().compile(&[test, unimplemented]);
 }

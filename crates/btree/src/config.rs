@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use service::config::in_range;
+use service::config::check_in_range;
 use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
@@ -121,7 +121,7 @@ impl<T: KeyOrValue> ServerConfig<T> {
 
 impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
     fn check(&self) -> Result<(), String> {
-        in_range(
+        check_in_range(
             "node_bytes",
             self.node_bytes,
             MIN_NODE_BYTES..=MAX_NODE_BYTES,
@@ -134,19 +134,19 @@ impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
         }
         check_string_sizes::<T>(self.node_bytes, self.sizes)?;
         let keys = usize::try_from(self.keys).unwrap_or(usize::MAX);
-        in_range("keys", keys, 1..=1 << 34)?;
-        in_range("trees", self.trees, 1..=MAX_TREES)?;
-        in_range("workers", self.workers, 1..=64)?;
-        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        in_range("queues", self.queues, 1..=64)?;
-        in_range("max_clients", self.max_clients, 1..=1024)?;
+        check_in_range("keys", keys, 1..=1 << 34)?;
+        check_in_range("trees", self.trees, 1..=MAX_TREES)?;
+        check_in_range("workers", self.workers, 1..=64)?;
+        check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        check_in_range("queues", self.queues, 1..=64)?;
+        check_in_range("max_clients", self.max_clients, 1..=1024)?;
         if !self.splits.is_sorted_by(|a, b| a < b) || self.splits.first() == Some(&T::default()) {
             return Err("splits must ascend, and be above the least key".to_owned());
         }
         for split in &self.splits {
             split.check_key(self.sizes).map_err(|e| e.to_string())?;
         }
-        in_range("part", self.server_number.into(), 0..=self.splits.len())?;
+        check_in_range("part", self.server_number.into(), 0..=self.splits.len())?;
         if !self.servers.is_empty() && self.servers.len() != self.splits.len() + 1 {
             return Err(format!(
                 "{} addresses of servers for {} ranges of keys",
@@ -154,8 +154,8 @@ impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
                 self.splits.len() + 1
             ));
         }
-        in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
-        in_range("max_window", self.max_window, 1..=MAX_WINDOW)
+        check_in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
+        check_in_range("max_window", self.max_window, 1..=MAX_WINDOW)
     }
 
     fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign> {
@@ -189,8 +189,8 @@ pub(crate) fn check_string_sizes<T: KeyOrValue>(
     let Some(strings) = sizes.of_strings() else {
         return Ok(());
     };
-    in_range("key_bytes", strings.key_bytes, 1..=ByteString::MAX_BYTES)?;
-    in_range(
+    check_in_range("key_bytes", strings.key_bytes, 1..=ByteString::MAX_BYTES)?;
+    check_in_range(
         "value_bytes",
         strings.value_bytes,
         1..=ByteString::MAX_BYTES,
@@ -264,8 +264,8 @@ impl Default for ClientConfig {
 
 impl ClientConfig {
     pub(crate) fn check(&self) -> Result<(), String> {
-        in_range("window", self.window, 1..=MAX_WINDOW)?;
-        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)
+        check_in_range("window", self.window, 1..=MAX_WINDOW)?;
+        check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)
     }
 
     pub(crate) fn answer_timeout(&self) -> Duration {

@@ -153,16 +153,17 @@ struct RequestChooserAndRecorder<'p> {
 impl RequestChooserAndRecorder<'_> {
     /// Chooses a request, records its call, and returns the request with its token.
     fn choose_and_record_request(&mut self) -> io::Result<(Op, u64)> {
-        let dice = self.random.below(32);
+        let dice = self.random.next_below(32);
         let (op, asked) = match dice {
             0 => self.choose_and_record_scan()?,
             1..22 => {
-                let number = self.random.below(self.plan.hot_keys.max(1)) * JUDGED_KEYS_PER_GROUP;
+                let number =
+                    self.random.next_below(self.plan.hot_keys.max(1)) * JUDGED_KEYS_PER_GROUP;
                 self.choose_and_record_point_request(number, dice)?
             }
             _ => {
-                let group = self.random.below(self.plan.hot_keys.max(1));
-                let filler = 1 + self.random.below(FILLERS_PER_HOT_KEY);
+                let group = self.random.next_below(self.plan.hot_keys.max(1));
+                let filler = 1 + self.random.next_below(FILLERS_PER_HOT_KEY);
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
                 let wave = since.unwrap_or_default().as_millis() / FILLER_PHASE.as_millis();
                 let what = match (dice, wave % 2) {
@@ -189,7 +190,8 @@ impl RequestChooserAndRecorder<'_> {
         let key = judged_key(number);
         self.last_value_number += 1;
         // No two values of a history are equal, so each identifies its write.
-        let value = (self.recorder.client() + 1) << 32 | self.last_value_number & 0xffff_ffff;
+        let value =
+            (self.recorder.client_number() + 1) << 32 | self.last_value_number & 0xffff_ffff;
         let write = |when, condition| {
             let action = RegisterAction::Write { value, condition };
             (Op::Put { key, value, when }, action)
@@ -208,10 +210,10 @@ impl RequestChooserAndRecorder<'_> {
     /// Chooses a SCAN of up to three groups, or of up to forty entries.
     fn choose_and_record_scan(&mut self) -> io::Result<(Op, OutstandingRequest)> {
         let all = self.plan.hot_keys.max(1) * GROUP_DISTANCE;
-        let from = self.random.below(all);
-        let width = 1 + self.random.below(3 * GROUP_DISTANCE);
-        let few = 1 + u32::try_from(self.random.below(40)).unwrap_or(0);
-        let (end, limit) = match self.random.below(4) {
+        let from = self.random.next_below(all);
+        let width = 1 + self.random.next_below(3 * GROUP_DISTANCE);
+        let few = 1 + u32::try_from(self.random.next_below(40)).unwrap_or(0);
+        let (end, limit) = match self.random.next_below(4) {
             0 => (None, few),
             1 => (Some(from + width), few),
             _ => (Some(from + width), UNLIMITED_SCAN),
@@ -258,7 +260,7 @@ impl RequestChooserAndRecorder<'_> {
                 self.recorder.record_answer(number, outcome)
             }
             (OutstandingRequest::PointWithHistoryNumber(number), Answer::Changed { found }) => {
-                let outcome = OperationOutcome::UnversionedAnswer { found };
+                let outcome = OperationOutcome::UnversionedChangeAnswer { found };
                 self.recorder.record_answer(number, outcome)
             }
             (OutstandingRequest::Scan(scan), Answer::Entries { entries, next }) => {
@@ -468,7 +470,7 @@ mod tests {
         let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{:#?}", verdict.violations);
         assert_eq!(
-            (verdict.keys, verdict.unknown),
+            (verdict.keys, verdict.unknown_outcomes),
             (2 * JUDGED_KEYS_PER_GROUP, 0)
         );
         // A stable key is removed behind the client's back.

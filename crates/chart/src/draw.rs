@@ -9,7 +9,7 @@ use crate::style::{
     self, FAINT_TEXT_COLOR, GRID_COLOR, PAGE_COLOR, TEXT_COLOR, area_attributes, dash_attribute,
     line_attributes, marker_path,
 };
-use crate::{note, text};
+use crate::{coincidence_notes, text};
 
 /// Width of the picture, edges of the plot, and height of the plot, in units of the picture.
 const WIDTH: f64 = 760.0;
@@ -18,8 +18,8 @@ const PLOT_RIGHT_X: f64 = 736.0;
 const PLOT_HEIGHT: f64 = 330.0;
 const MARGIN: f64 = 16.0;
 /// Height of a line of text, and maximum number of its letters.
-const TITLE_LINE_HEIGHT_AND_LETTERS: (f64, usize) = (21.0, 82);
-const SMALL_LINE_HEIGHT_AND_LETTERS: (f64, usize) = (16.0, 116);
+const TITLE_LINE_HEIGHT_AND_MAX_LETTERS: (f64, usize) = (21.0, 82);
+const SMALL_LINE_HEIGHT_AND_MAX_LETTERS: (f64, usize) = (16.0, 116);
 
 /// A picture under construction, which grows downwards.
 struct SvgPicture {
@@ -33,7 +33,7 @@ impl SvgPicture {
     }
 
     /// Adds a left-aligned paragraph.
-    fn paragraph(&mut self, words: &str, (height, letters): (f64, usize), is_title: bool) {
+    fn append_paragraph(&mut self, words: &str, (height, letters): (f64, usize), is_title: bool) {
         let (class, color, style) = if is_title {
             ("ink", TEXT_COLOR, r#" font-size="15" font-weight="600""#)
         } else {
@@ -57,8 +57,8 @@ pub(crate) fn svg(chart: &Chart) -> String {
         body: String::new(),
         next_y: 10.0,
     };
-    picture.paragraph(&chart.title, TITLE_LINE_HEIGHT_AND_LETTERS, true);
-    picture.paragraph(&chart.caption, SMALL_LINE_HEIGHT_AND_LETTERS, false);
+    picture.append_paragraph(&chart.title, TITLE_LINE_HEIGHT_AND_MAX_LETTERS, true);
+    picture.append_paragraph(&chart.caption, SMALL_LINE_HEIGHT_AND_MAX_LETTERS, false);
     let (top, bottom) = (picture.next_y + 14.0, picture.next_y + 14.0 + PLOT_HEIGHT);
     let points = || chart.series.iter().flat_map(|series| &series.points);
     let published = || {
@@ -105,13 +105,13 @@ pub(crate) fn svg(chart: &Chart) -> String {
         WIDTH - 2.0 * MARGIN,
     );
     picture.next_y = legend_top + height + 4.0;
-    for words in note::coincidence_sentences(&chart.series, &chart.x, &y) {
-        picture.paragraph(&words, SMALL_LINE_HEIGHT_AND_LETTERS, false);
+    for words in coincidence_notes::coincidence_sentences(&chart.series, &chart.x, &y) {
+        picture.append_paragraph(&words, SMALL_LINE_HEIGHT_AND_MAX_LETTERS, false);
     }
     if y.is_log() {
-        picture.paragraph(
+        picture.append_paragraph(
             "The y axis is logarithmic.",
-            SMALL_LINE_HEIGHT_AND_LETTERS,
+            SMALL_LINE_HEIGHT_AND_MAX_LETTERS,
             false,
         );
     }

@@ -12,11 +12,11 @@
 #![forbid(unsafe_code)]
 
 mod bars;
+mod coincidence_notes;
 mod csv;
 mod data;
 mod draw;
 mod legend;
-mod note;
 mod scale;
 mod style;
 mod text;

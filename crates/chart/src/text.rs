@@ -44,11 +44,11 @@ pub(crate) fn format_axis_number(value: f64, format: NumberFormat) -> String {
             }
         }
     }
-    decimal(value)
+    format_decimal(value)
 }
 
 /// Formats a number with four significant digits, and thin spaces between groups of three.
-fn decimal(value: f64) -> String {
+fn format_decimal(value: f64) -> String {
     if value != 0.0 && !(1e-4..1e15).contains(&value.abs()) {
         return format!("{value:.2e}");
     }

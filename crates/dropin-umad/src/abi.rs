@@ -587,9 +587,10 @@ pub(crate) unsafe extern "C" fn umad_register_oui(
 ) -> c_int {
     match u8::try_from(class) {
         // The classes of vendors with an identifier.
-        // SAFETY: contract of this function.
         Ok(class @ 0x30..=0x4f) => {
-            register_agent(fd, class, unsafe { mask_names_any_method(mask) })
+            // SAFETY: contract of this function.
+            let has_methods = unsafe { mask_names_any_method(mask) };
+            register_agent(fd, class, has_methods)
         }
         _ => set_errno_and_negate(libc::EINVAL),
     }

@@ -30,7 +30,7 @@ pub fn server() -> TestServiceServer<impl TestService> {
 
 struct Service;
 
-type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// The status that the client asks for.
 fn requested_status(status: Option<EchoStatus>) -> Result<(), Status> {
@@ -81,8 +81,8 @@ async fn respond(
 
 #[tonic::async_trait]
 impl TestService for Service {
-    type StreamingOutputCallStream = Responses<StreamingOutputCallResponse>;
-    type FullDuplexCallStream = Responses<StreamingOutputCallResponse>;
+    type StreamingOutputCallStream = ResponseStream<StreamingOutputCallResponse>;
+    type FullDuplexCallStream = ResponseStream<StreamingOutputCallResponse>;
 
     async fn empty_call(&self, _: Request<Empty>) -> Result<Response<Empty>, Status> {
         Ok(Response::new(Empty {}))

@@ -4,10 +4,10 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::call::{
-    Command, CommandCall, CommandError, CommandResult, SharedState, check_length, escape_preview,
-    find,
+    CommandCall, CommandDescription, CommandError, CommandResult, SharedState, check_reply_length,
+    escape_preview, find_command,
 };
-use crate::frame::MAX_BULK_BYTES;
+use crate::command_decoder::MAX_BULK_BYTES;
 use crate::number::parse_canonical_integer;
 use crate::reply::{Protocol, ReplyWriter};
 
@@ -110,7 +110,7 @@ pub(crate) fn flush(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 /// Returns the sections of `INFO` with their lines.
-fn sections(shared: &SharedState) -> [(&'static str, String); 5] {
+fn info_sections(shared: &SharedState) -> [(&'static str, String); 5] {
     let stats = shared.store.stats();
     [
         (
@@ -119,7 +119,7 @@ fn sections(shared: &SharedState) -> [(&'static str, String); 5] {
                 "redis_version:{REDIS_VERSION}\r\nserver_name:verbatim\r\nverbatim_version:{VERSION}\r\n\
                  redis_mode:standalone\r\nprocess_id:{}\r\nuptime_in_seconds:{}\r\n",
                 std::process::id(),
-                shared.started.elapsed().as_secs()
+                shared.start_time.elapsed().as_secs()
             ),
         ),
         (
@@ -173,7 +173,7 @@ pub(crate) fn info(call: &mut CommandCall<'_>) -> CommandResult {
             })
     };
     let mut text = String::new();
-    for (name, lines) in sections(call.shared)
+    for (name, lines) in info_sections(call.shared)
         .iter()
         .filter(|(name, _)| wanted(name))
     {
@@ -186,7 +186,7 @@ pub(crate) fn info(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 /// Returns the settings that clients read.
-fn settings() -> [(&'static str, String); 4] {
+fn config_get_settings() -> [(&'static str, String); 4] {
     [
         // The store does not write to a disk.
         ("save", String::new()),
@@ -204,7 +204,7 @@ pub(crate) fn config(call: &mut CommandCall<'_>) -> CommandResult {
     if call.args.count() < 3 {
         return Err(CommandError::WrongArgumentCount("config|get".to_owned()));
     }
-    let mut found = settings().to_vec();
+    let mut found = config_get_settings().to_vec();
     found.retain(|(name, _)| {
         let mut names = call.args.strings_from(2);
         names.any(|n| n == b"*" || n.eq_ignore_ascii_case(name.as_bytes()))
@@ -236,11 +236,11 @@ pub(crate) fn command(call: &mut CommandCall<'_>) -> CommandResult {
             let begun = replies.output_length();
             replies.begin_array(names.len());
             for name in names {
-                match find(commands, name) {
+                match find_command(commands, name) {
                     Some(command) => reply_command_info(replies, command),
                     None => replies.write_null(),
                 }
-                check_length(begun, replies)?;
+                check_reply_length(begun, replies)?;
             }
         }
         Some(b"docs") => {
@@ -263,13 +263,13 @@ pub(crate) fn command(call: &mut CommandCall<'_>) -> CommandResult {
     Ok(())
 }
 
-fn is_requested(names: &[&[u8]], command: &Command) -> bool {
+fn is_requested(names: &[&[u8]], command: &CommandDescription) -> bool {
     let mut names = names.iter();
     names.any(|n| n.eq_ignore_ascii_case(command.name.as_bytes()))
 }
 
 /// Describes a command as `COMMAND` does: name, arity, flags, first key, last key, step.
-fn reply_command_info(replies: &mut ReplyWriter<'_>, command: &Command) {
+fn reply_command_info(replies: &mut ReplyWriter<'_>, command: &CommandDescription) {
     replies.begin_array(6);
     replies.write_bulk_string(command.name.as_bytes());
     replies.write_integer(command.arity);

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use kv::store::{Refusal, Store};
 
-use crate::frame::CommandStrings;
+use crate::command_decoder::CommandStrings;
 use crate::reply::{Protocol, ReplyWriter};
 
 /// The state that all connections of a front end share.
 #[derive(Debug)]
 pub struct SharedState {
     pub(crate) store: Arc<Store>,
-    pub(crate) started: Instant,
+    pub(crate) start_time: Instant,
     pub(crate) open_connections: AtomicU64,
     pub(crate) connections_total: AtomicU64,
     pub(crate) connections_refused: AtomicU64,
@@ -27,7 +27,7 @@ impl SharedState {
     pub fn new(store: Arc<Store>) -> Self {
         Self {
             store,
-            started: Instant::now(),
+            start_time: Instant::now(),
             open_connections: AtomicU64::new(0),
             connections_total: AtomicU64::new(0),
             connections_refused: AtomicU64::new(0),
@@ -42,7 +42,7 @@ impl SharedState {
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
 /// Returns an error if the reply that began at offset `reply_start` is too long.
-pub(crate) fn check_length(reply_start: usize, replies: &ReplyWriter<'_>) -> CommandResult {
+pub(crate) fn check_reply_length(reply_start: usize, replies: &ReplyWriter<'_>) -> CommandResult {
     if replies.output_length() - reply_start > MAX_REPLY_BYTES {
         return Err(CommandError::ReplyTooLong);
     }
@@ -108,7 +108,7 @@ pub(crate) struct CommandCall<'c> {
     pub(crate) args: CommandStrings<'c>,
     pub(crate) replies: ReplyWriter<'c>,
     /// All supported commands.
-    pub(crate) commands: &'static [Command],
+    pub(crate) commands: &'static [CommandDescription],
 }
 
 /// The state of one connection.
@@ -120,7 +120,7 @@ pub(crate) struct ConnectionState {
 }
 
 /// The properties of a command. Source of the numbers: <https://redis.io/docs/latest/commands/command/>.
-pub(crate) struct Command {
+pub(crate) struct CommandDescription {
     /// The name in lower case.
     pub(crate) name: &'static str,
     /// Number of strings including the name; if negative, the minimum.
@@ -138,7 +138,10 @@ pub(crate) struct Command {
 }
 
 /// Finds a command by name, ignoring case.
-pub(crate) fn find(commands: &'static [Command], name: &[u8]) -> Option<&'static Command> {
+pub(crate) fn find_command(
+    commands: &'static [CommandDescription],
+    name: &[u8],
+) -> Option<&'static CommandDescription> {
     commands
         .iter()
         .find(|c| c.name.as_bytes().eq_ignore_ascii_case(name))

@@ -1,6 +1,6 @@
 //! The table of commands.
 
-use crate::call::{Command, CommandCall, CommandResult};
+use crate::call::{CommandCall, CommandDescription, CommandResult};
 use crate::{admin, keys, strings};
 
 type CommandFunction = fn(&mut CommandCall<'_>) -> CommandResult;
@@ -11,8 +11,8 @@ const fn new_command(
     keys: (i64, i64, i64),
     group: &'static str,
     summary: &'static str,
-) -> Command {
-    Command {
+) -> CommandDescription {
+    CommandDescription {
         name,
         arity,
         flags,
@@ -38,7 +38,7 @@ const SERVER_GROUP: &str = "server";
 
 /// All commands, the most frequent ones first.
 #[rustfmt::skip]
-pub(crate) static COMMANDS: &[Command] = &[
+pub(crate) static COMMANDS: &[CommandDescription] = &[
     new_command(("get", 2, strings::get), READ_FLAGS, ONE_KEY, STRING_GROUP, "Returns the value of a key."),
     new_command(("set", -3, strings::set), &["write", "denyoom"], ONE_KEY, STRING_GROUP, "Sets the value of a key: NX, XX, GET, EX, PX, EXAT, PXAT, KEEPTTL."),
     new_command(("ping", -1, admin::ping), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Answers PONG, or the message."),

@@ -52,7 +52,7 @@ pub trait Connection: Read + Write + Source + Send {
     ///
     /// # Errors
     /// The errors of writing.
-    fn keep_alive(&mut self) -> io::Result<()> {
+    fn send_keep_alive(&mut self) -> io::Result<()> {
         Ok(())
     }
 }

@@ -11,8 +11,8 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use serde::{Deserialize, Serialize};
 
 use crate::call::SharedState;
-use crate::client::{NextAction, POLL_TIME_BEFORE_SLEEP, PollResult, ServedConnection};
 use crate::connection::{Connection, ListenAddress, Listener};
+use crate::served_connection::{NextAction, POLL_TIME_BEFORE_SLEEP, PollResult, ServedConnection};
 use crate::session::Session;
 use kv::store::Store;
 
@@ -23,7 +23,7 @@ const READ_BYTES: usize = 64 << 10;
 /// Replies to different connections are sent when this many bytes are pending, or nothing is left to read. If each
 /// reply were sent at once, clients would send their next requests one by one. Answered together, clients send
 /// together, and one system call waits for all of them.
-const FLUSH_BYTES: usize = 64 << 10;
+const FLUSH_THRESHOLD_BYTES: usize = 64 << 10;
 /// Pause before accepting is retried, after the system refused, for lack of descriptors for instance.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -36,7 +36,7 @@ const POLLS_PER_EVENT_CHECK: u32 = 16;
 /// Up to this number, all connections are polled as long as any of them is busy. Some extra polls cost little, while a
 /// notification by descriptor costs the client a system call. With more connections, each is polled only while it is
 /// busy itself.
-const MAX_POLLED_TOGETHER: usize = 128;
+const MAX_CONNECTIONS_POLLED_TOGETHER: usize = 128;
 
 /// Tokens below this one belong to the listeners.
 const WAKER_TOKEN: Token = Token(MAX_LISTENERS);
@@ -72,7 +72,7 @@ pub struct FrontEndStats {
 pub struct FrontEnd {
     shared: Arc<SharedState>,
     addresses: Vec<ListenAddress>,
-    stop: Arc<AtomicBool>,
+    stop_requested: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
@@ -101,7 +101,7 @@ impl FrontEnd {
             clients: HashMap::new(),
             next_connection_number: FIRST_CLIENT_TOKEN,
             connections_with_turn: Vec::new(),
-            polled: Vec::new(),
+            polled_connections: Vec::new(),
             polls_since_event_check: 0,
             keep_alive_at: None,
             connections_to_flush: Vec::new(),
@@ -109,7 +109,7 @@ impl FrontEnd {
             accept_retry_at: None,
             buffer: vec![0; READ_BYTES],
             shared: Arc::clone(&shared),
-            stop: Arc::clone(&stop),
+            stop_requested: Arc::clone(&stop),
         };
         let thread = std::thread::Builder::new().name("resp".to_owned());
         let thread = thread.spawn(move || {
@@ -120,7 +120,7 @@ impl FrontEnd {
         Ok(Self {
             shared,
             addresses,
-            stop,
+            stop_requested: stop,
             waker,
             thread: Some(thread),
         })
@@ -152,7 +152,7 @@ impl FrontEnd {
 
 impl Drop for FrontEnd {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        self.stop_requested.store(true, Ordering::Release);
         let woken = self.waker.wake();
         if let (Some(thread), Ok(())) = (self.thread.take(), woken) {
             // A thread that panicked needs no further stop.
@@ -172,7 +172,7 @@ struct ServeLoop {
     /// work left.
     connections_with_turn: Vec<usize>,
     /// Connections that are found ready by polling, while their descriptors report nothing.
-    polled: Vec<usize>,
+    polled_connections: Vec<usize>,
     /// Number of polls since the descriptors were checked.
     polls_since_event_check: u32,
     /// The time of the next keep-alive messages.
@@ -184,7 +184,7 @@ struct ServeLoop {
     accept_retry_at: Option<Instant>,
     buffer: Vec<u8>,
     shared: Arc<SharedState>,
-    stop: Arc<AtomicBool>,
+    stop_requested: Arc<AtomicBool>,
 }
 
 impl ServeLoop {
@@ -192,10 +192,10 @@ impl ServeLoop {
         let mut events = Events::with_capacity(1024);
         let mut turns = Vec::new();
         let mut busy = Instant::now();
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.stop_requested.load(Ordering::Acquire) {
             let now = Instant::now();
             self.poll_connections(now, busy);
-            let is_polling = !self.polled.is_empty();
+            let is_polling = !self.polled_connections.is_empty();
             let keep_polling = is_polling
                 || !self.connections_with_turn.is_empty()
                 || now - busy < POLL_TIME_BEFORE_SLEEP;
@@ -221,7 +221,7 @@ impl ServeLoop {
                 }
             }
             if accept {
-                self.accept();
+                self.accept_waiting_connections();
             }
             self.send_due_keep_alives(now);
             if turns.is_empty() {
@@ -268,8 +268,8 @@ impl ServeLoop {
 
     /// Polls connections. A connection without arrivals for its polling time is handed back to its descriptors.
     fn poll_connections(&mut self, now: Instant, busy: Instant) {
-        let together = self.polled.len() <= MAX_POLLED_TOGETHER;
-        let mut polled = std::mem::take(&mut self.polled);
+        let together = self.polled_connections.len() <= MAX_CONNECTIONS_POLLED_TOGETHER;
+        let mut polled = std::mem::take(&mut self.polled_connections);
         polled.retain(|number| {
             let Some(client) = self.clients.get_mut(number) else {
                 return false;
@@ -286,7 +286,7 @@ impl ServeLoop {
             }
             true
         });
-        self.polled = polled;
+        self.polled_connections = polled;
     }
 
     /// Sends keep-alive messages when they are due.
@@ -301,7 +301,7 @@ impl ServeLoop {
                 continue;
             };
             every = Some(every.map_or(one, |every| every.min(one)));
-            if client.keep_alive().is_err() {
+            if client.send_keep_alive().is_err() {
                 failed.push(number);
             }
         }
@@ -311,7 +311,7 @@ impl ServeLoop {
         }
     }
 
-    fn accept(&mut self) {
+    fn accept_waiting_connections(&mut self) {
         self.accept_retry_at = None;
         for listener in 0..self.listeners.len() {
             loop {
@@ -382,10 +382,10 @@ impl ServeLoop {
         self.connections_to_flush.push(number);
         self.unsent_bytes += client.unsent_bytes();
         if client.enter_polled_set_if_outside() {
-            self.polled.push(number);
+            self.polled_connections.push(number);
         }
         // Sending to a polled client costs no system call, so the reply is sent at once.
-        if client.supports_polling() || self.unsent_bytes >= FLUSH_BYTES {
+        if client.supports_polling() || self.unsent_bytes >= FLUSH_THRESHOLD_BYTES {
             self.send_replies();
         }
     }

@@ -6,7 +6,7 @@ use crate::{CommandDecoder, ProtocolError, Session, SharedState};
 use kv::store::{Store, StoreConfig};
 
 /// Decodes the commands of a stream that arrives in pieces.
-fn commands<'b>(
+fn decode_commands_in_pieces<'b>(
     pieces: impl Iterator<Item = &'b [u8]>,
 ) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
     let mut decoder = CommandDecoder::default();
@@ -34,8 +34,8 @@ pub fn resp(bytes: &[u8]) {
         return;
     };
     let length = usize::from(*length).max(1);
-    let (found, error) = commands(bytes.chunks(length));
-    let whole = commands(std::iter::once(bytes));
+    let (found, error) = decode_commands_in_pieces(bytes.chunks(length));
+    let whole = decode_commands_in_pieces(std::iter::once(bytes));
     assert_eq!((&found, &error), (&whole.0, &whole.1));
     let config = StoreConfig::for_items(1, 100, 16, 32);
     let shared = SharedState::new(Arc::new(Store::new(&config).expect("memory")));
@@ -62,13 +62,13 @@ mod tests {
     proptest! {
         #[test]
         fn any_arguments_have_a_reply(
-            command in 0..crate::names().count(),
+            command in 0..crate::command_names().count(),
             arguments in prop::collection::vec(
                 prop_oneof!["[a-z0-9]{0,5}", "-?[0-9]{1,20}", "nx|xx|gt|lt|get|ex|px|exat|pxat|keepttl|docs|info|auth"],
                 0..6,
             ),
         ) {
-            let name = crate::names().nth(command).expect("a command");
+            let name = crate::command_names().nth(command).expect("a command");
             let mut line = format!("\u{7}SET a 1\r\n{name}");
             for argument in arguments {
                 line += &format!(" \"{argument}\"");

@@ -11,30 +11,30 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-mod answer;
 mod call;
-mod client;
+mod client_protocol;
+mod command_decoder;
 mod commands;
 mod connection;
-mod frame;
 mod front_end;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod keys;
-pub mod load;
+pub mod load_generator;
 mod number;
 mod rdma;
 mod reply;
+mod served_connection;
 mod session;
 mod strings;
 
-pub use answer::{Answer, BadAnswer, encode_command};
 pub use call::SharedState;
-pub use connection::{Connection, ListenAddress, Listener};
-pub use frame::{
+pub use client_protocol::{Answer, BadAnswer, encode_command};
+pub use command_decoder::{
     CommandDecoder, CommandStrings, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_COMMAND_STRINGS,
     MAX_INLINE_BYTES, ProtocolError,
 };
+pub use connection::{Connection, ListenAddress, Listener};
 pub use front_end::{FrontEnd, FrontEndStats};
 pub use rdma::RdmaListener;
 pub use reply::{Protocol, ReplyWriter};
@@ -42,6 +42,6 @@ pub use session::Session;
 
 /// Returns the names of all commands.
 #[cfg(test)]
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn command_names() -> impl Iterator<Item = &'static str> {
     commands::COMMANDS.iter().map(|c| c.name)
 }

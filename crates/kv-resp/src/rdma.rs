@@ -59,7 +59,7 @@ impl Source for RdmaListener {
 pub(crate) struct RdmaConnection(pub(crate) resp_rdma::Connection);
 
 impl RdmaConnection {
-    fn for_each_source(&self, act: impl Fn(SourceFd<'_>) -> io::Result<()>) -> io::Result<()> {
+    fn for_each_event_fd(&self, act: impl Fn(SourceFd<'_>) -> io::Result<()>) -> io::Result<()> {
         self.0
             .fds()
             .iter()
@@ -85,7 +85,7 @@ impl Connection for RdmaConnection {
         Some(resp_rdma::Connection::KEEP_ALIVE_INTERVAL)
     }
 
-    fn keep_alive(&mut self) -> io::Result<()> {
+    fn send_keep_alive(&mut self) -> io::Result<()> {
         self.0.keep_alive()
     }
 }
@@ -110,7 +110,7 @@ impl Write for RdmaConnection {
 /// writable events are never requested.
 impl Source for RdmaConnection {
     fn register(&mut self, r: &Registry, token: Token, _: Interest) -> io::Result<()> {
-        self.for_each_source(|mut fd| fd.register(r, token, Interest::READABLE))
+        self.for_each_event_fd(|mut fd| fd.register(r, token, Interest::READABLE))
     }
 
     fn reregister(&mut self, _: &Registry, _: Token, _: Interest) -> io::Result<()> {
@@ -118,6 +118,6 @@ impl Source for RdmaConnection {
     }
 
     fn deregister(&mut self, r: &Registry) -> io::Result<()> {
-        self.for_each_source(|mut fd| fd.deregister(r))
+        self.for_each_event_fd(|mut fd| fd.deregister(r))
     }
 }

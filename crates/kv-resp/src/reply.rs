@@ -150,7 +150,7 @@ pub(crate) mod tests {
         Set(Vec<Reply>),
     }
 
-    fn line<'b>(bytes: &mut &'b [u8]) -> &'b str {
+    fn take_line<'b>(bytes: &mut &'b [u8]) -> &'b str {
         let end = bytes.windows(2).position(|w| w == b"\r\n").expect("a line");
         let (line, rest) = (&bytes[..end], &bytes[end + 2..]);
         *bytes = rest;
@@ -159,7 +159,7 @@ pub(crate) mod tests {
 
     /// Decodes one reply.
     pub(crate) fn read(bytes: &mut &[u8]) -> Reply {
-        let head = line(bytes);
+        let head = take_line(bytes);
         let (sign, rest) = head.split_at(1);
         let n = || rest.parse::<i64>().expect("a number");
         let length = || usize::try_from(n()).expect("a length");
@@ -263,7 +263,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn no_text_ends_its_line() {
+    fn line_ends_within_a_text_are_replaced() {
         let mut out = Vec::new();
         ReplyWriter::new(&mut out, Protocol::Resp2).write_error("ERR a\r\n+OK");
         assert_eq!(out, b"-ERR a  +OK\r\n");

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use crate::call::{
-    CommandCall, CommandError, CommandResult, ConnectionState, SharedState, escape_preview, find,
+    CommandCall, CommandError, CommandResult, ConnectionState, SharedState, escape_preview,
+    find_command,
 };
+use crate::command_decoder::{CommandDecoder, CommandStrings, ProtocolError};
 use crate::commands::COMMANDS;
-use crate::frame::{CommandDecoder, CommandStrings, ProtocolError};
 use crate::reply::ReplyWriter;
 
 /// Returns the beginning of an unknown command's arguments.
@@ -23,7 +24,7 @@ fn preview_args(args: CommandStrings<'_>) -> String {
 
 fn execute(call: &mut CommandCall<'_>) -> CommandResult {
     let name = call.args.get_or_empty(0);
-    let Some(command) = find(call.commands, name) else {
+    let Some(command) = find_command(call.commands, name) else {
         return Err(CommandError::UnknownCommand {
             name: escape_preview(name),
             args: preview_args(call.args),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::call::{CommandCall, CommandError, CommandResult, check_length};
+use crate::call::{CommandCall, CommandError, CommandResult, check_reply_length};
 use crate::keys::expiry_time_ms;
 use crate::number::parse_canonical_integer;
 use kv::store::{Refusal, SetCondition, SetOptions};
@@ -26,7 +26,7 @@ pub(crate) fn mget(call: &mut CommandCall<'_>) -> CommandResult {
             Some(entry) => call.replies.write_bulk_string(entry.value),
             None => call.replies.write_null(),
         }
-        check_length(begun, &call.replies)?;
+        check_reply_length(begun, &call.replies)?;
     }
     Ok(())
 }
@@ -141,26 +141,26 @@ pub(crate) fn mset(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 pub(crate) fn incr(call: &mut CommandCall<'_>) -> CommandResult {
-    add(call, 1)
+    add_to_stored_number(call, 1)
 }
 
 pub(crate) fn decr(call: &mut CommandCall<'_>) -> CommandResult {
-    add(call, -1)
+    add_to_stored_number(call, -1)
 }
 
 pub(crate) fn incrby(call: &mut CommandCall<'_>) -> CommandResult {
     let by = parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
-    add(call, by)
+    add_to_stored_number(call, by)
 }
 
 pub(crate) fn decrby(call: &mut CommandCall<'_>) -> CommandResult {
     let by = parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
     let by = by.checked_neg().ok_or(CommandError::DecrementOverflow)?;
-    add(call, by)
+    add_to_stored_number(call, by)
 }
 
 /// Adds to the number of a key. An absent key counts as 0, and the expiry time stays.
-fn add(call: &mut CommandCall<'_>, by: i64) -> CommandResult {
+fn add_to_stored_number(call: &mut CommandCall<'_>, by: i64) -> CommandResult {
     let key = call.args.get_or_empty(1);
     let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     let (before, expires_ms) = match partition.get(hash, key) {

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use kv::load::{Random, verified_stamp, write_value_bytes};
 use kv::store::FullPolicy;
 use kv::{Client, ClientConfig, Server, ServerConfig};
-use kv_resp::load::{LoadCommand, LoadConnections, LoadParameters};
+use kv_resp::load_generator::{LoadCommand, LoadConnections, LoadParameters};
 use kv_resp::{FrontEnd, ListenAddress};
 
 const CONNECTIONS: u64 = 24;
@@ -87,17 +87,17 @@ fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
     let (mut sets, mut gets, mut stamps) = (0, 0, 0u64);
     for _ in 0..PIPELINES {
         let (mut request, mut asked) = (Vec::new(), Vec::new());
-        let most = 1 << random.below(7);
-        let depth = 1 + random.below(most);
+        let most = 1 << random.next_below(7);
+        let depth = 1 + random.next_below(most);
         // With longer requests, the server would wait until its replies are read, which happens only after the write.
         while (asked.len() as u64) < depth && request.len() < 48 << 10 {
-            let is_own = random.below(2) == 0;
+            let is_own = random.next_below(2) == 0;
             let key = if is_own {
-                SHARED + number * OWN + random.below(OWN)
+                SHARED + number * OWN + random.next_below(OWN)
             } else {
-                random.below(SHARED)
+                random.next_below(SHARED)
             };
-            if random.below(11) == 0 {
+            if random.next_below(11) == 0 {
                 stamps += 1;
                 let value = value(key, random.next_u64() << 16 | number << 12 | stamps & 0xfff);
                 set(key, &value, &mut request);
@@ -177,7 +177,7 @@ fn many_connections_with_pipelines_get_what_was_set() {
         // An RDMA client reads the same keys at the same time.
         let mut random = Random::new(99);
         while talks.iter().any(|talk| !talk.is_finished()) {
-            let number = random.below(SHARED);
+            let number = random.next_below(SHARED);
             let found = client.get(key(number).as_bytes()).expect("answered");
             let found = found.expect("it was there from the start").bytes;
             let stamp = verified_stamp(number, &found).expect("a value of this key, and whole");
@@ -209,7 +209,7 @@ fn a_load_whose_time_is_over_at_its_begin_has_an_answer() {
     let front = FrontEnd::start(store, vec![listener.expect("free")]).expect("starts");
     let parameters = LoadParameters {
         command: LoadCommand::Set,
-        keys: 10,
+        key_count: 10,
         value_bytes: 8,
         outstanding_commands: 1,
         seed: 1,

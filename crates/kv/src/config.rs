@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rpc::herd::RegionScan;
 use serde::{Deserialize, Serialize};
-use service::config::in_range;
+use service::config::check_in_range;
 use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
@@ -174,24 +174,24 @@ impl ServerConfig {
 
 impl service::ServerConfig for ServerConfig {
     fn check(&self) -> Result<(), String> {
-        in_range("workers", self.workers, 1..=64)?;
-        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        in_range("queues", self.queues, 1..=64)?;
-        in_range("send_depth", self.send_depth as usize, 64..=1 << 15)?;
+        check_in_range("workers", self.workers, 1..=64)?;
+        check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        check_in_range("queues", self.queues, 1..=64)?;
+        check_in_range("send_depth", self.send_depth as usize, 64..=1 << 15)?;
         if !self.split.is_power_of_two() || !self.queues.is_multiple_of(self.split) {
             return Err(format!(
                 "split is {}: it must be a power of two that divides the {} queues",
                 self.split, self.queues
             ));
         }
-        in_range("max_clients", self.max_clients, 1..=1024)?;
-        in_range("max_window", self.max_window, 1..=MAX_WINDOW)?;
-        in_range("items", self.items, 1..=1 << 32)?;
-        in_range("key_bytes", self.key_bytes, 0..=crate::store::MAX_KEY_BYTES)?;
-        in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)?;
-        in_range("read_size", self.read_size, 0..=1 << 16)?;
-        in_range("record_align", self.record_align, 8..=4096)?;
-        in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
+        check_in_range("max_clients", self.max_clients, 1..=1024)?;
+        check_in_range("max_window", self.max_window, 1..=MAX_WINDOW)?;
+        check_in_range("items", self.items, 1..=1 << 32)?;
+        check_in_range("key_bytes", self.key_bytes, 0..=crate::store::MAX_KEY_BYTES)?;
+        check_in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)?;
+        check_in_range("read_size", self.read_size, 0..=1 << 16)?;
+        check_in_range("record_align", self.record_align, 8..=4096)?;
+        check_in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
         if !self.record_align.is_power_of_two() {
             return Err(format!(
                 "record_align is {}: it must be a power of two",
@@ -199,7 +199,7 @@ impl service::ServerConfig for ServerConfig {
             ));
         }
         let least = self.workers << 16;
-        in_range(
+        check_in_range(
             "log_bytes",
             self.log_bytes.unwrap_or(least),
             least..=1 << 43,
@@ -259,9 +259,9 @@ impl Default for ClientConfig {
 
 impl ClientConfig {
     pub(crate) fn check_values_in_range(&self) -> Result<(), String> {
-        in_range("window", self.window, 1..=MAX_WINDOW)?;
-        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)
+        check_in_range("window", self.window, 1..=MAX_WINDOW)?;
+        check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        check_in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)
     }
 
     pub(crate) fn answer_timeout(&self) -> Duration {

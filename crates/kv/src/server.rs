@@ -107,7 +107,7 @@ impl Drop for Session {
 impl Service for KvService {
     type Protocol = RendezvousProtocol;
     type Config = ServerConfig;
-    type Runtime = ServerRuntime;
+    type Environment = ServerRuntime;
     type Worker = UnstartedWorker;
     type WorkerError = RpcError;
     type Session = Session;
@@ -133,7 +133,7 @@ impl Service for KvService {
         let mut workers = Vec::new();
         for number in 0..config.workers {
             let engine = herd_rpc::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
-            let engine = engine.map_err(ServerError::service)?;
+            let engine = engine.map_err(ServerError::service_failed)?;
             workers.push(UnstartedWorker {
                 shared: Arc::new(WorkerShared {
                     request_region: engine.request_region(),
@@ -208,7 +208,7 @@ impl Service for KvService {
         Ok((accepted, session))
     }
 
-    fn work(&self, _index: usize, worker: UnstartedWorker) -> Result<(), RpcError> {
+    fn run_worker(&self, _index: usize, worker: UnstartedWorker) -> Result<(), RpcError> {
         self.design.run(worker)
     }
 
@@ -316,11 +316,12 @@ fn create_store_and_design(
     let seed = runtime.hash_seed;
     let tables = |shape: RecordLayout, writes| {
         let tables = RecordTables::new(pd, port, (shape, seed), config.workers, writes);
-        tables.map_err(ServerError::service)
+        tables.map_err(ServerError::service_failed)
     };
     let of = config.store_config(runtime.clock_ms, seed);
-    let no_memory =
-        |e: NoMemory| ServerError::service(format!("{e}; lower --keys, --value-size or --memory"));
+    let no_memory = |e: NoMemory| {
+        ServerError::service_failed(format!("{e}; lower --keys, --value-size or --memory"))
+    };
     let store = || Store::new(&of).map(Arc::new).map_err(no_memory);
     let lease = Duration::from_millis(config.lease_ms.into());
     let lock_recovery =

@@ -54,7 +54,7 @@ impl tap::Provider for System {
 /// Returns an error if the library is missing or lacks an entry point.
 pub fn loaded_symbols() -> Result<&'static Symbols, LoadError> {
     static SYMBOLS: OnceLock<Result<Symbols, LoadError>> = OnceLock::new();
-    let loaded = SYMBOLS.get_or_init(|| load_symbols(library()?));
+    let loaded = SYMBOLS.get_or_init(|| load_symbols(load_library_once()?));
     loaded.as_ref().map_err(Clone::clone)
 }
 
@@ -65,11 +65,11 @@ pub fn loaded_symbols() -> Result<&'static Symbols, LoadError> {
 /// Returns an error if the library is missing.
 pub fn loaded_later_symbols() -> Result<&'static LaterSymbols, LoadError> {
     static SYMBOLS: OnceLock<Result<LaterSymbols, LoadError>> = OnceLock::new();
-    let loaded = SYMBOLS.get_or_init(|| Ok(load_later_symbols(library()?)));
+    let loaded = SYMBOLS.get_or_init(|| Ok(load_later_symbols(load_library_once()?)));
     loaded.as_ref().map_err(Clone::clone)
 }
 
-fn library() -> Result<&'static Library, LoadError> {
+fn load_library_once() -> Result<&'static Library, LoadError> {
     static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
     let opened = LIBRARY.get_or_init(|| {
         // SAFETY: libibverbs' initialisers only set up its own state. Its providers register fork handlers and threads,
@@ -112,7 +112,7 @@ macro_rules! define_later_loader {
         mod missing {
             $(
                 pub(super) unsafe extern "C" fn $name($( _: $type ),*) $(-> $ret)? {
-                    super::end_process_for_missing(stringify!($name))
+                    super::end_process_for_missing_symbol(stringify!($name))
                 }
             )*
         }
@@ -121,7 +121,7 @@ macro_rules! define_later_loader {
 for_each_later_symbol!(define_later_loader);
 
 /// Ends a program that calls a function that its libibverbs lacks, as the loader would.
-fn end_process_for_missing(symbol: &str) -> ! {
+fn end_process_for_missing_symbol(symbol: &str) -> ! {
     eprintln!("verbatim: libibverbs.so.1 has no symbol {symbol}: it is too old for this program");
     std::process::abort();
 }

@@ -22,8 +22,8 @@ pub fn check(operations: &[Operation]) -> Result<CheckStats, Box<Violation>> {
     };
     let history = History {
         operations,
-        observed: &observed,
-        look_ahead: true,
+        observed_values: &observed,
+        uses_look_ahead: true,
     };
     let all: Vec<usize> = (0..operations.len()).collect();
     let start = WalkConfiguration::new(RegisterState::EMPTY);

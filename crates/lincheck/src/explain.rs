@@ -14,7 +14,7 @@ const MAX_OPERATIONS_TO_SHRINK: usize = 512;
 struct FailingWindow {
     operations: Vec<usize>,
     /// Changes that were outstanding at the beginning of the window: they may have happened before.
-    optional: Vec<usize>,
+    outstanding_changes_at_start: Vec<usize>,
     start_state: RegisterState,
     /// The time at which the misfit returns.
     misfit_return_ns: u64,
@@ -23,7 +23,7 @@ struct FailingWindow {
 impl FailingWindow {
     fn find_failure(&self, history: &History<'_>) -> Option<WalkFailure> {
         let start = WalkConfiguration::new(self.start_state);
-        let (all, optional) = (&self.operations, &self.optional);
+        let (all, optional) = (&self.operations, &self.outstanding_changes_at_start);
         history
             .walk_events(all, optional, start, self.misfit_return_ns)
             .err()
@@ -32,30 +32,31 @@ impl FailingWindow {
 
 /// Returns the violation at which a walk failed.
 pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation {
-    let misfit = first_misfit(history, failed.impossible_operation);
+    let misfit = first_misfit(history, failed.impossible_operation_index);
     let mut window = shortest_failing_window(history, misfit);
     shrink(history, &mut window, misfit);
-    let look_ahead = window.operations.len() + window.optional.len() > MAX_OPERATIONS_TO_DESCRIBE;
+    let look_ahead = window.operations.len() + window.outstanding_changes_at_start.len()
+        > MAX_OPERATIONS_TO_DESCRIBE;
     let failed = window.find_failure(&History {
-        look_ahead,
+        uses_look_ahead: look_ahead,
         ..*history
     });
     // A walk with look-ahead may have failed before the misfit.
-    let failed = failed.filter(|failed| failed.impossible_operation == misfit);
+    let failed = failed.filter(|failed| failed.impossible_operation_index == misfit);
     let failed = failed.map_or_else(Vec::new, |failed| failed.configurations_before);
     let has_version = |o: &Operation| o.end.is_some_and(|end| end.outcome.has_version());
     let versions = history.operations.iter().any(has_version);
-    let describe = |c: &WalkConfiguration| describe(c.state, versions);
+    let describe = |c: &WalkConfiguration| describe_state(c.state, versions);
     let mut before: Vec<String> = failed.iter().map(describe).collect();
     before.sort();
     before.dedup();
     let is_known = |i: &&usize| history.must_happen_by_ns(**i).is_some();
     let mut shown: Vec<usize> = window.operations.iter().filter(is_known).copied().collect();
     let unknown = window.operations.len() - shown.len();
-    shown.extend(&window.optional);
+    shown.extend(&window.outstanding_changes_at_start);
     Violation {
         misfit: Some(history.operations[misfit]),
-        unknown_outcomes: unknown,
+        unknown_outcome_count: unknown,
         states_before_misfit: before,
         ..Violation::of(Reason::NoValidOrder, history.operations, &shown)
     }
@@ -141,7 +142,7 @@ fn shortest_failing_window(history: &History<'_>, misfit: usize) -> FailingWindo
     }
     found.unwrap_or(FailingWindow {
         operations: known.iter().chain(&unknown).copied().collect(),
-        optional: Vec::new(),
+        outstanding_changes_at_start: Vec::new(),
         start_state: RegisterState::EMPTY,
         misfit_return_ns: last,
     })
@@ -169,7 +170,7 @@ fn window_if_failing(
     inside.extend(unknown);
     let window = FailingWindow {
         operations: inside,
-        optional: under_way.into_iter().filter(changes).collect(),
+        outstanding_changes_at_start: under_way.into_iter().filter(changes).collect(),
         start_state: RegisterState::ANYTHING,
         misfit_return_ns: history.must_happen_by_ns(misfit)?,
     };
@@ -198,7 +199,7 @@ fn shrink(history: &History<'_>, window: &mut FailingWindow, misfit: usize) {
 }
 
 /// Describes a state in words, with versions if the store reports them.
-fn describe(state: RegisterState, versions: bool) -> String {
+fn describe_state(state: RegisterState, versions: bool) -> String {
     let version = match (state.version_is_exact, state.version) {
         _ if !versions => String::new(),
         (true, version) => format!(", version {version}"),

@@ -7,7 +7,7 @@
 //!
 //! The register is that of a key-value store: it is empty, or holds a value with a version. Every change has a greater
 //! version than all before. A store may report no versions ([`OperationOutcome::FoundUnversioned`],
-//! [`OperationOutcome::UnversionedAnswer`]): then only the values tell which write a read saw. An operation has an unknown
+//! [`OperationOutcome::UnversionedChangeAnswer`]): then only the values tell which write a read saw. An operation has an unknown
 //! outcome if its client died or gave up. Such an operation may have happened at any time after its call, or never.
 //!
 //! [`check()`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
@@ -160,7 +160,7 @@ pub enum OperationOutcome {
     },
     /// The answer to a write or a removal in a store that reports no versions. The change was made if its condition
     /// held.
-    UnversionedAnswer {
+    UnversionedChangeAnswer {
         /// True if the register had a value before.
         found: bool,
     },
@@ -171,7 +171,9 @@ impl OperationOutcome {
     pub(crate) fn has_version(&self) -> bool {
         match self {
             Self::FoundVersioned { .. } | Self::Done { .. } | Self::Refused { .. } => true,
-            Self::Absent | Self::FoundUnversioned { .. } | Self::UnversionedAnswer { .. } => false,
+            Self::Absent | Self::FoundUnversioned { .. } | Self::UnversionedChangeAnswer { .. } => {
+                false
+            }
         }
     }
 }
@@ -193,11 +195,11 @@ impl Operation {
         match (self.end.map(|end| end.outcome), self.action) {
             (None, action) => !action.is_read_only(),
             (
-                Some(OperationOutcome::UnversionedAnswer { found }),
+                Some(OperationOutcome::UnversionedChangeAnswer { found }),
                 RegisterAction::Write { condition, .. },
             ) => condition.holds_if_known(found) == Some(true),
             (
-                Some(OperationOutcome::UnversionedAnswer { found }),
+                Some(OperationOutcome::UnversionedChangeAnswer { found }),
                 RegisterAction::Remove { .. },
             ) => found,
             (Some(outcome), _) => matches!(outcome, OperationOutcome::Done { .. }),

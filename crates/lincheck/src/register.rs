@@ -128,7 +128,7 @@ impl RegisterState {
     }
 
     /// Returns the state after the value was removed.
-    fn removed(self) -> Self {
+    fn after_removal(self) -> Self {
         Self {
             content: RegisterContent::Nothing,
             version_is_exact: false,
@@ -137,7 +137,11 @@ impl RegisterState {
     }
 
     /// Returns the state after an operation with this outcome, or `None` if the outcome is impossible.
-    pub(crate) fn after(self, action: RegisterAction, outcome: OperationOutcome) -> Option<Self> {
+    pub(crate) fn after_operation(
+        self,
+        action: RegisterAction,
+        outcome: OperationOutcome,
+    ) -> Option<Self> {
         match (action, outcome) {
             (
                 RegisterAction::Read | RegisterAction::Scan,
@@ -151,7 +155,7 @@ impl RegisterState {
                 RegisterAction::Read | RegisterAction::Scan | RegisterAction::Remove { .. },
                 OperationOutcome::Absent,
             ) => self.narrow_to_absent(),
-            (_, OperationOutcome::UnversionedAnswer { found }) => {
+            (_, OperationOutcome::UnversionedChangeAnswer { found }) => {
                 self.after_reported_change(action, found)
             }
             (RegisterAction::Write { value, condition }, OperationOutcome::Done { version }) => {
@@ -165,7 +169,7 @@ impl RegisterState {
             (RegisterAction::Remove { version: wanted }, OperationOutcome::Done { version }) => {
                 let as_wanted = wanted.is_none_or(|wanted| wanted == version);
                 let before = self.narrow_to_version(version).filter(|_| as_wanted)?;
-                Some(before.removed())
+                Some(before.after_removal())
             }
             (RegisterAction::Write { condition, .. }, OperationOutcome::Refused { version }) => {
                 let (can_be, wanted) = match condition {
@@ -196,7 +200,7 @@ impl RegisterState {
             RegisterAction::Write { value, condition } if condition.holds_if_known(found)? => {
                 before.after_unversioned_write(RegisterContent::Value(value))
             }
-            RegisterAction::Remove { version: None } if found => Some(before.removed()),
+            RegisterAction::Remove { version: None } if found => Some(before.after_removal()),
             RegisterAction::Write { .. } | RegisterAction::Remove { version: None } => Some(before),
             RegisterAction::Read | RegisterAction::Scan | RegisterAction::Remove { .. } => None,
         }
@@ -231,16 +235,16 @@ impl RegisterState {
         match (action, seen) {
             (RegisterAction::Read | RegisterAction::Scan, _) => None,
             (RegisterAction::Write { .. }, Some(version)) => {
-                self.after(action, OperationOutcome::Done { version })
+                self.after_operation(action, OperationOutcome::Done { version })
             }
             (RegisterAction::Write { condition, .. }, None) => self
                 .narrow_to_condition(condition)?
                 .after_unversioned_write(RegisterContent::NeverRead),
             (RegisterAction::Remove { version: None }, _) => {
-                self.narrow_to_present().map(Self::removed)
+                self.narrow_to_present().map(Self::after_removal)
             }
             (RegisterAction::Remove { version: Some(v) }, _) => {
-                self.narrow_to_version(v).map(Self::removed)
+                self.narrow_to_version(v).map(Self::after_removal)
             }
         }
     }

@@ -104,7 +104,7 @@ impl ConfigurationSet {
 #[derive(Debug)]
 pub(crate) struct WalkFailure {
     /// The operation whose outcome is impossible.
-    pub(crate) impossible_operation: usize,
+    pub(crate) impossible_operation_index: usize,
     /// The configurations before that operation returned.
     pub(crate) configurations_before: Vec<WalkConfiguration>,
 }
@@ -112,10 +112,10 @@ pub(crate) struct WalkFailure {
 /// A history, and the ways in which its values were found.
 pub(crate) struct History<'h> {
     pub(crate) operations: &'h [Operation],
-    pub(crate) observed: &'h ObservedValues,
+    pub(crate) observed_values: &'h ObservedValues,
     /// True if a walk discards states that a later read excludes. Without look-ahead a walk takes longer, and fails
     /// exactly at the return at which nothing fits.
-    pub(crate) look_ahead: bool,
+    pub(crate) uses_look_ahead: bool,
 }
 
 /// The ways in which values were found.
@@ -149,7 +149,7 @@ struct OutstandingOperations {
     event_time_ns: u64,
     /// Outstanding operations of known outcome, and writes of unknown outcome whose value will be found without a
     /// version.
-    known_operations: Vec<usize>,
+    operations_with_known_outcome: Vec<usize>,
     /// Operations of unknown outcome, by the version with which their value was found.
     unknown_by_found_version: BTreeMap<u64, Vec<usize>>,
     /// Operations of unknown outcome that require a version, by that version.
@@ -171,7 +171,7 @@ impl History<'_> {
     fn observed_version(&self, action: RegisterAction) -> Option<u64> {
         match action {
             RegisterAction::Write { value, .. } => {
-                self.observed.version_by_value.get(&value).copied()
+                self.observed_values.version_by_value.get(&value).copied()
             }
             _ => None,
         }
@@ -182,7 +182,7 @@ impl History<'_> {
         match self.operations[i].end {
             Some(end) => Some(end.at_ns),
             None => self
-                .observed
+                .observed_values
                 .first_return_ns_by_unversioned_write
                 .get(&i)
                 .copied(),
@@ -193,7 +193,7 @@ impl History<'_> {
     fn state_after(&self, i: usize, state: RegisterState) -> Option<RegisterState> {
         let Operation { action, end, .. } = self.operations[i];
         match end {
-            Some(end) => state.after(action, end.outcome),
+            Some(end) => state.after_operation(action, end.outcome),
             None => state.after_write_found_later(action),
         }
     }
@@ -251,14 +251,18 @@ impl History<'_> {
                 configurations
                     .iter_mut()
                     .for_each(|c| c.linearized_unreturned.retain(|&other| other != i));
-                pending.known_operations.retain(|&other| other != i);
+                pending
+                    .operations_with_known_outcome
+                    .retain(|&other| other != i);
                 continue;
             }
-            let next = self.configurations_after(&pending, &configurations, i);
-            pending.known_operations.retain(|&other| other != i);
+            let next = self.configurations_after_return(&pending, &configurations, i);
+            pending
+                .operations_with_known_outcome
+                .retain(|&other| other != i);
             if next.is_empty() {
                 return Err(WalkFailure {
-                    impossible_operation: i,
+                    impossible_operation_index: i,
                     configurations_before: configurations,
                 });
             }
@@ -274,7 +278,7 @@ impl History<'_> {
     fn add_optional_and_needs_expiry(&self, pending: &mut OutstandingOperations, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
         let Some(OperationOutcome::Done { version }) = end.map(|end| end.outcome) else {
-            pending.known_operations.push(i);
+            pending.operations_with_known_outcome.push(i);
             return true;
         };
         let of = match action {
@@ -288,7 +292,7 @@ impl History<'_> {
     fn add_call(&self, pending: &mut OutstandingOperations, i: usize) {
         let action = self.operations[i].action;
         if self.must_happen_by_ns(i).is_some() {
-            pending.known_operations.push(i);
+            pending.operations_with_known_outcome.push(i);
             return;
         }
         if let Some(version) = self.observed_version(action) {
@@ -316,7 +320,7 @@ impl History<'_> {
     }
 
     /// Returns all configurations in which this operation has happened.
-    fn configurations_after(
+    fn configurations_after_return(
         &self,
         pending: &OutstandingOperations,
         configurations: &[WalkConfiguration],
@@ -355,7 +359,7 @@ impl History<'_> {
         pending: &OutstandingOperations,
         configuration: &mut WalkConfiguration,
     ) -> bool {
-        for &i in &pending.known_operations {
+        for &i in &pending.operations_with_known_outcome {
             let operation = &self.operations[i];
             let Some(end) = operation.end else {
                 continue;
@@ -364,7 +368,7 @@ impl History<'_> {
                 continue;
             }
             let state = configuration.state;
-            if state.after(operation.action, end.outcome) == Some(state) {
+            if state.after_operation(operation.action, end.outcome) == Some(state) {
                 configuration.mark_linearized(i);
             } else if state.makes_impossible(operation.action, end.outcome) {
                 return false;
@@ -379,7 +383,7 @@ impl History<'_> {
             state.content = RegisterContent::NoLongerRead(value);
         }
         if configuration.state.content.is_never_read_again() {
-            for &i in &pending.known_operations {
+            for &i in &pending.operations_with_known_outcome {
                 if !configuration.is_linearized(i) && self.is_unread_overwrite(pending, i) {
                     configuration.mark_linearized(i);
                 }
@@ -395,7 +399,7 @@ impl History<'_> {
             return false;
         };
         let outcome = operation.end.map(|end| end.outcome);
-        outcome == Some(OperationOutcome::UnversionedAnswer { found: true })
+        outcome == Some(OperationOutcome::UnversionedChangeAnswer { found: true })
             && operation.may_change_register()
             && !pending.last_read_call_ns_by_value.contains_key(&value)
     }
@@ -418,7 +422,7 @@ impl History<'_> {
             }
         };
         let state = from.state;
-        if self.look_ahead
+        if self.uses_look_ahead
             && matches!(state.content, RegisterContent::Value(_))
             && !state.version_is_exact
         {
@@ -426,7 +430,7 @@ impl History<'_> {
             return steps;
         }
         for &i in pending
-            .known_operations
+            .operations_with_known_outcome
             .iter()
             .filter(|i| !from.is_linearized(**i))
         {

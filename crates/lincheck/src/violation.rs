@@ -43,13 +43,13 @@ pub struct Violation {
     /// [`MAX_WINDOW_OPERATIONS`], the last to return.
     pub window: Vec<Operation>,
     /// Number of operations that were left out.
-    pub left_out: usize,
+    pub omitted_operation_count: usize,
     /// The operation that fits nowhere, with [`Reason::NoValidOrder`].
     pub misfit: Option<Operation>,
     /// Possible values of the register before the misfit returned.
     pub states_before_misfit: Vec<String>,
     /// Number of changes of unknown outcome that were called before, and do not explain the misfit.
-    pub unknown_outcomes: usize,
+    pub unknown_outcome_count: usize,
 }
 
 impl std::error::Error for Violation {}
@@ -67,10 +67,10 @@ impl Violation {
         Self {
             reason,
             window,
-            left_out,
+            omitted_operation_count: left_out,
             misfit: None,
             states_before_misfit: Vec::new(),
-            unknown_outcomes: 0,
+            unknown_outcome_count: 0,
         }
     }
 }
@@ -104,8 +104,8 @@ impl fmt::Display for OperationOutcome {
             Self::Refused { version: 0 } => f.write_str("refused, not there"),
             Self::Refused { version } => write!(f, "refused, version {version} is there"),
             Self::FoundUnversioned { value } => write!(f, "{value:#x}"),
-            Self::UnversionedAnswer { found: true } => f.write_str("was there before"),
-            Self::UnversionedAnswer { found: false } => f.write_str("was not there before"),
+            Self::UnversionedChangeAnswer { found: true } => f.write_str("was there before"),
+            Self::UnversionedChangeAnswer { found: false } => f.write_str("was not there before"),
         }
     }
 }
@@ -130,8 +130,12 @@ impl fmt::Display for Violation {
             let fits = self.misfit != Some(*o);
             writeln!(f, "{}", if fits { "" } else { "   fits nowhere" })?;
         }
-        if self.left_out > 0 {
-            writeln!(f, "and {} operations that returned before", self.left_out)?;
+        if self.omitted_operation_count > 0 {
+            writeln!(
+                f,
+                "and {} operations that returned before",
+                self.omitted_operation_count
+            )?;
         }
         if !self.states_before_misfit.is_empty() {
             writeln!(
@@ -140,11 +144,11 @@ impl fmt::Display for Violation {
                 self.states_before_misfit.join("; ")
             )?;
         }
-        if self.unknown_outcomes > 0 {
+        if self.unknown_outcome_count > 0 {
             writeln!(
                 f,
                 "{} changes of unknown outcome, called before, explain it neither",
-                self.unknown_outcomes
+                self.unknown_outcome_count
             )?;
         }
         Ok(())

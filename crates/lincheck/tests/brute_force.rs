@@ -60,7 +60,7 @@ fn comes_to(
             OperationOutcome::FoundUnversioned { value }
         }
         OperationOutcome::Absent if action.is_read_only() => outcome,
-        _ if plain => OperationOutcome::UnversionedAnswer { found },
+        _ if plain => OperationOutcome::UnversionedChangeAnswer { found },
         outcome => outcome,
     };
     (then, outcome)
@@ -74,7 +74,7 @@ fn versions(history: &[Operation]) -> Vec<u64> {
         | OperationOutcome::Refused { version } => Some(version),
         OperationOutcome::Absent
         | OperationOutcome::FoundUnversioned { .. }
-        | OperationOutcome::UnversionedAnswer { .. } => None,
+        | OperationOutcome::UnversionedChangeAnswer { .. } => None,
     };
     let of_action = |o: &Operation| match o.action {
         RegisterAction::Write {
@@ -230,8 +230,8 @@ fn spoil_plain(operation: &mut Operation, how: u64) {
     };
     let value = 100 + how % 8;
     end.outcome = match (end.outcome, how % 3) {
-        (OperationOutcome::UnversionedAnswer { found }, _) => {
-            OperationOutcome::UnversionedAnswer { found: !found }
+        (OperationOutcome::UnversionedChangeAnswer { found }, _) => {
+            OperationOutcome::UnversionedChangeAnswer { found: !found }
         }
         (OperationOutcome::FoundUnversioned { .. }, 0) => OperationOutcome::Absent,
         _ => OperationOutcome::FoundUnversioned { value },

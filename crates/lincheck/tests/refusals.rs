@@ -248,7 +248,7 @@ fn a_window_is_short_also_when_many_are_under_way() {
     let violation = violation(&history);
     assert_eq!(violation.reason, Reason::NoValidOrder);
     assert!(
-        violation.window.len() <= 64 && violation.left_out == 0,
+        violation.window.len() <= 64 && violation.omitted_operation_count == 0,
         "{violation}"
     );
     let text = violation.to_string();

@@ -21,7 +21,11 @@ fn operation(
 
 fn write(time: (u64, u64), value: u64, condition: WriteCondition, found: bool) -> Operation {
     let action = RegisterAction::Write { value, condition };
-    operation(time, action, OperationOutcome::UnversionedAnswer { found })
+    operation(
+        time,
+        action,
+        OperationOutcome::UnversionedChangeAnswer { found },
+    )
 }
 
 fn put(time: (u64, u64), value: u64, found: bool) -> Operation {
@@ -38,7 +42,11 @@ fn update(time: (u64, u64), value: u64, found: bool) -> Operation {
 
 fn remove(time: (u64, u64), found: bool) -> Operation {
     let action = RegisterAction::Remove { version: None };
-    operation(time, action, OperationOutcome::UnversionedAnswer { found })
+    operation(
+        time,
+        action,
+        OperationOutcome::UnversionedChangeAnswer { found },
+    )
 }
 
 fn get(time: (u64, u64), value: u64) -> Operation {
@@ -164,13 +172,13 @@ fn values_from_nowhere_are_refused() {
     let odd = operation(
         (0, 5),
         RegisterAction::Read,
-        OperationOutcome::UnversionedAnswer { found: false },
+        OperationOutcome::UnversionedChangeAnswer { found: false },
     );
     assert_eq!(of(&[odd]), Reason::NoValidOrder);
     let odd = operation(
         (0, 5),
         RegisterAction::Remove { version: Some(3) },
-        OperationOutcome::UnversionedAnswer { found: false },
+        OperationOutcome::UnversionedChangeAnswer { found: false },
     );
     assert_eq!(of(&[odd]), Reason::NoValidOrder);
 }

@@ -8,5 +8,5 @@ pub struct ProviderTables {
     /// Entry points of the provider.
     pub symbols: &'static Symbols,
     /// Entry points that later versions of libibverbs added.
-    pub later: &'static LaterSymbols,
+    pub later_symbols: &'static LaterSymbols,
 }

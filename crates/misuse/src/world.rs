@@ -2,14 +2,14 @@
 
 mod data_path;
 mod device;
-mod imported;
+mod import_records;
 mod imports;
 mod memory;
+mod object_place;
 mod objects;
-mod place;
 mod queue_pairs;
 mod queues;
-mod raw;
+mod raw_packets;
 mod sizes;
 
 use std::ffi::c_int;
@@ -27,7 +27,7 @@ impl World<'_> {
         // SAFETY: handles are NULL or live; verbs that create, change or destroy objects may also get
         // destroyed handles. Other pointers lead to places of the right type.
         unsafe {
-            let verb = input.byte();
+            let verb = input.next_byte();
             // Verbs added later have their own numbers, so that kept inputs keep their meaning.
             if verb >= 240 {
                 return self.import_or_unimport_object(input);
@@ -37,7 +37,7 @@ impl World<'_> {
             }
             if verb == 238 && self.device.has_ethernet {
                 let (base, shown) = (self.arena_start(), (self.tables, self.device));
-                return self.raw.call_one_verb(shown, base, input);
+                return self.raw_packet_objects.call_one_verb(shown, base, input);
             }
             match verb % 40 {
                 0 => self.make_pd(input),
@@ -57,7 +57,7 @@ impl World<'_> {
                 18 => self.end_qp(input),
                 19 => self.change_qp(input),
                 20 | 21 => self.connect_two_qps(input),
-                22 => self.query(input),
+                22 => self.query_object(input),
                 23 => self.make_ah(input),
                 24 => self.end_ah(input),
                 25..=29 => self.post_send(input),
@@ -79,7 +79,7 @@ impl World<'_> {
         macro_rules! end_all {
             ($places:expr, $destroy:expr) => {
                 for place in &mut $places {
-                    if place.live {
+                    if place.is_live {
                         let errno: c_int = $destroy(place.handle);
                         assert_eq!(errno, 0, "{} is in use", stringify!($places));
                     }
@@ -89,7 +89,7 @@ impl World<'_> {
         let verbs = self.tables.symbols;
         // SAFETY: as in `step`.
         unsafe { self.fetch_and_ack_events(&mut DecisionBytes::new(&[])) };
-        for qp in self.qps.iter().filter(|qp| qp.live) {
+        for qp in self.qps.iter().filter(|qp| qp.is_live) {
             for last in 0..4 {
                 let mut gid = ibv_gid { raw: [0xff; 16] };
                 // SAFETY: any bytes are a GID; the queue pair is live, and need not be in the group.
@@ -99,7 +99,7 @@ impl World<'_> {
                 }
             }
         }
-        self.raw.destroy_all(verbs);
+        self.raw_packet_objects.destroy_all(verbs);
         // SAFETY: the handles are live and no longer used by other objects; the operations belong to the
         // context that made them.
         unsafe {
@@ -120,7 +120,7 @@ impl World<'_> {
                 end_all!(self.xrcds, close_xrcd);
             }
             self.destroy_remaining_pds_and_dms();
-            self.raw.destroy_protection_domains(verbs);
+            self.raw_packet_objects.destroy_protection_domains(verbs);
             if let Some(dealloc_td) = (*all).dealloc_td {
                 end_all!(self.tds, dealloc_td);
             }

@@ -20,14 +20,14 @@ use crate::{ClientReport, NumberSet};
 #[derive(Debug, Clone)]
 pub struct NumberChecker {
     first_number: u64,
-    numbers: NumberSet,
-    checked_clients: usize,
-    duplicates: u64,
+    number_set: NumberSet,
+    checked_client_count: usize,
+    duplicate_count: u64,
     duplicate_example: Option<(String, u64)>,
-    out_of_order_numbers: u64,
-    lost_messages: u64,
-    dead_clients: usize,
-    server_restarts: usize,
+    out_of_order_count: u64,
+    lost_message_count: u64,
+    dead_client_count: usize,
+    server_restart_count: usize,
 }
 
 /// The result of a check.
@@ -36,26 +36,32 @@ pub struct NumberVerdict {
     /// True if all checks passed and at least one number was checked.
     pub ok: bool,
     /// Number of clients whose numbers were checked.
-    pub clients: usize,
+    #[serde(rename = "clients")]
+    pub checked_clients: usize,
     /// Number of values that were checked.
-    pub numbers: u64,
+    #[serde(rename = "numbers")]
+    pub checked_numbers: u64,
     /// Numbers that were given more than once.
     pub duplicates: u64,
     /// An example of a duplicate: the client that got the number again, and the number.
-    pub duplicate: Option<(String, u64)>,
+    #[serde(rename = "duplicate")]
+    pub duplicate_example: Option<(String, u64)>,
     /// Numbers that arrived at a client out of order.
-    pub not_increasing: u64,
+    #[serde(rename = "not_increasing")]
+    pub not_increasing_numbers: u64,
     /// Numbers below the server's next one that no client reported.
     pub skipped: u64,
     /// Requests or answers that were lost or discarded: each may have skipped a number.
-    pub lost: u64,
+    #[serde(rename = "lost")]
+    pub lost_messages: u64,
     /// Clients that died: their numbers are not known.
     #[serde(rename = "died")]
     pub dead_clients: usize,
     /// Restarts of the server: each may have skipped the reserved numbers.
     pub restarts: usize,
     /// Numbers below the start, or not below the server's next number.
-    pub outside: u64,
+    #[serde(rename = "outside")]
+    pub out_of_range_numbers: u64,
 }
 
 impl NumberChecker {
@@ -63,54 +69,54 @@ impl NumberChecker {
     pub fn new(start: u64) -> Self {
         Self {
             first_number: start,
-            numbers: NumberSet::new(),
-            checked_clients: 0,
-            duplicates: 0,
+            number_set: NumberSet::new(),
+            checked_client_count: 0,
+            duplicate_count: 0,
             duplicate_example: None,
-            out_of_order_numbers: 0,
-            lost_messages: 0,
-            dead_clients: 0,
-            server_restarts: 0,
+            out_of_order_count: 0,
+            lost_message_count: 0,
+            dead_client_count: 0,
+            server_restart_count: 0,
         }
     }
 
     /// Adds a client's report.
-    pub fn add(&mut self, name: &str, report: &ClientReport) {
-        self.add_numbers(name, &report.numbers);
-        self.duplicates += report.duplicates;
-        self.out_of_order_numbers += report.not_increasing;
-        self.lost_messages += report.failures.lost + report.failures.discarded;
+    pub fn add_report(&mut self, name: &str, report: &ClientReport) {
+        self.add_numbers(name, &report.number_set);
+        self.duplicate_count += report.duplicates;
+        self.out_of_order_count += report.not_increasing_numbers;
+        self.lost_message_count += report.failures.lost + report.failures.discarded;
     }
 
     /// Adds the numbers of a client.
     pub fn add_numbers(&mut self, name: &str, numbers: &NumberSet) {
-        self.checked_clients += 1;
-        let (duplicates, example) = self.numbers.merge_and_count_duplicates(numbers);
-        self.duplicates += duplicates;
+        self.checked_client_count += 1;
+        let (duplicates, example) = self.number_set.merge_and_count_duplicates(numbers);
+        self.duplicate_count += duplicates;
         if let (None, Some(n)) = (&self.duplicate_example, example) {
             self.duplicate_example = Some((name.to_owned(), n));
         }
     }
 
     /// Records that a client died without a report.
-    pub fn client_died(&mut self) {
-        self.dead_clients += 1;
+    pub fn record_client_death(&mut self) {
+        self.dead_client_count += 1;
     }
 
     /// Records that the server was restarted.
-    pub fn server_restarted(&mut self) {
-        self.server_restarts += 1;
+    pub fn record_server_restart(&mut self) {
+        self.server_restart_count += 1;
     }
 
     /// Returns the verdict; `next` is the server's next number, if known.
     pub fn verdict(&self, next: Option<u64>) -> NumberVerdict {
-        let bounds = self.numbers.min_and_max();
+        let bounds = self.number_set.min_and_max();
         let end = next.unwrap_or_else(|| {
             bounds.map_or(self.first_number, |(_, last)| last.saturating_add(1))
         });
         let count = |from: u64, to: u64| -> u64 {
             // `to` is exclusive; runs are inclusive.
-            self.numbers
+            self.number_set
                 .runs()
                 .iter()
                 .filter(|r| r.1 >= from && r.0 < to)
@@ -122,27 +128,28 @@ impl NumberChecker {
         } else {
             0
         };
-        let numbers = self.numbers.len();
+        let numbers = self.number_set.len();
         let outside = numbers - inside;
         let skipped = end.saturating_sub(self.first_number).saturating_sub(inside);
-        let excused =
-            skipped <= self.lost_messages || self.dead_clients > 0 || self.server_restarts > 0;
+        let excused = skipped <= self.lost_message_count
+            || self.dead_client_count > 0
+            || self.server_restart_count > 0;
         NumberVerdict {
             ok: numbers > 0
-                && self.duplicates == 0
-                && self.out_of_order_numbers == 0
+                && self.duplicate_count == 0
+                && self.out_of_order_count == 0
                 && outside == 0
                 && excused,
-            clients: self.checked_clients,
-            numbers,
-            duplicates: self.duplicates,
-            duplicate: self.duplicate_example.clone(),
-            not_increasing: self.out_of_order_numbers,
+            checked_clients: self.checked_client_count,
+            checked_numbers: numbers,
+            duplicates: self.duplicate_count,
+            duplicate_example: self.duplicate_example.clone(),
+            not_increasing_numbers: self.out_of_order_count,
             skipped,
-            lost: self.lost_messages,
-            dead_clients: self.dead_clients,
-            restarts: self.server_restarts,
-            outside,
+            lost_messages: self.lost_message_count,
+            dead_clients: self.dead_client_count,
+            restarts: self.server_restart_count,
+            out_of_range_numbers: outside,
         }
     }
 }
@@ -150,10 +157,10 @@ impl NumberChecker {
 impl fmt::Display for NumberVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            clients,
-            numbers,
+            checked_clients: clients,
+            checked_numbers: numbers,
             skipped,
-            lost,
+            lost_messages: lost,
             dead_clients,
             restarts,
             ..
@@ -164,12 +171,12 @@ impl fmt::Display for NumberVerdict {
             "{}: {numbers} numbers of {clients} client{s}",
             if self.ok { "verified" } else { "FAILED" }
         )?;
-        match (&self.duplicate, self.duplicates) {
+        match (&self.duplicate_example, self.duplicates) {
             (_, 0) => write!(f, ", none twice")?,
             (Some((who, n)), d) => write!(f, ", {d} TWICE (such as {n}, again at {who})")?,
             (None, d) => write!(f, ", {d} TWICE at the same client")?,
         }
-        match self.not_increasing {
+        match self.not_increasing_numbers {
             0 => write!(f, ", increasing for every client")?,
             n => write!(f, ", {n} NOT INCREASING")?,
         }
@@ -180,8 +187,12 @@ impl fmt::Display for NumberVerdict {
                 ", {n} skipped ({lost} lost messages, {dead_clients} dead clients, {restarts} restarts)"
             )?,
         }
-        if self.outside > 0 {
-            write!(f, ", {} OUTSIDE of what the server gave", self.outside)?;
+        if self.out_of_range_numbers > 0 {
+            write!(
+                f,
+                ", {} OUTSIDE of what the server gave",
+                self.out_of_range_numbers
+            )?;
         }
         Ok(())
     }
@@ -216,7 +227,7 @@ mod tests {
         let v = c.verdict(Some(900));
         assert!(!v.ok);
         assert_eq!(
-            (v.duplicates, v.duplicate),
+            (v.duplicates, v.duplicate_example),
             (1, Some(("b".to_owned(), 499)))
         );
     }
@@ -230,12 +241,12 @@ mod tests {
             (c.verdict(Some(900)).ok, c.verdict(Some(900)).skipped),
             (false, 2)
         );
-        c.lost_messages = 1;
+        c.lost_message_count = 1;
         assert!(!c.verdict(Some(900)).ok);
-        c.lost_messages = 2;
+        c.lost_message_count = 2;
         assert!(c.verdict(Some(900)).ok);
-        c.lost_messages = 0;
-        c.client_died();
+        c.lost_message_count = 0;
+        c.record_client_death();
         assert!(c.verdict(Some(900)).ok);
     }
 
@@ -244,11 +255,17 @@ mod tests {
         let mut c = NumberChecker::new(100);
         c.add_numbers("a", &set(99..200));
         assert_eq!(
-            (c.verdict(Some(200)).ok, c.verdict(Some(200)).outside),
+            (
+                c.verdict(Some(200)).ok,
+                c.verdict(Some(200)).out_of_range_numbers
+            ),
             (false, 1)
         );
         assert_eq!(
-            (c.verdict(Some(150)).ok, c.verdict(Some(150)).outside),
+            (
+                c.verdict(Some(150)).ok,
+                c.verdict(Some(150)).out_of_range_numbers
+            ),
             (false, 51)
         );
     }
@@ -257,7 +274,7 @@ mod tests {
     fn order_violations_fail() {
         let mut c = NumberChecker::new(0);
         c.add_numbers("a", &set(0..10));
-        c.out_of_order_numbers = 1;
+        c.out_of_order_count = 1;
         assert!(!c.verdict(None).ok);
     }
 }

@@ -11,7 +11,7 @@ use verbs::{Access, Context, PortAndGidIndex, ProtectionDomain, Rc, time};
 use crate::lanes::{AtomicsLane, LaneResults, RpcLane, SpecLane, SpreadLane};
 use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, ServerOffer};
 use crate::run::{ClientRun, SessionEnd};
-use crate::{ClientConfig, ClientReport, Connector, Design, FailureCounts, RunEnd};
+use crate::{ClientConfig, ClientReport, Connector, Design, FailureCounts, RunLimit};
 
 /// A client of a [`Server`](crate::Server). Dropping the client disconnects it.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Client {
     design: Design,
     results: LaneResults,
     first_number_of_server: u64,
-    target: ServerLocation<RendezvousProtocol>,
+    server_location: ServerLocation<RendezvousProtocol>,
 }
 
 /// The reason why a client cannot connect, or stopped.
@@ -85,7 +85,7 @@ enum AnyLane {
 }
 
 impl Client {
-    /// Connects to a server. Retries for [`ClientConfig::reconnect_ms`] if the server is not reachable yet.
+    /// Connects to a server. Retries for [`ClientConfig::reconnect_timeout_ms`] if the server is not reachable yet.
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
         config.check().map_err(ConnectError::Config)?;
         let context = config.nic.open().map_err(ConnectError::from)?;
@@ -127,7 +127,7 @@ impl Client {
             design: Design::SpecS0,
             results: LaneResults::default(),
             first_number_of_server: 0,
-            target,
+            server_location: target,
         };
         client.open_session_with_retries()?;
         Ok(client)
@@ -144,22 +144,25 @@ impl Client {
     }
 
     /// Gets numbers until the time is over or there are enough. The report includes failures.
-    pub fn run(&mut self, until: RunEnd) -> ClientReport {
+    pub fn run(&mut self, until: RunLimit) -> ClientReport {
         self.run_unless(until, || false)
     }
 
     /// Does the same as [`run`](Self::run), and ends earlier if `should_end` returns true. The function is called now
     /// and then.
-    pub fn run_unless(&mut self, until: RunEnd, should_end: fn() -> bool) -> ClientReport {
+    pub fn run_unless(&mut self, until: RunLimit, should_end: fn() -> bool) -> ClientReport {
         let mut run = ClientRun::new(until, should_end, &self.config);
-        self.results.numbers = crate::NumberSet::new();
-        self.results.one_past_largest_at_start = self.results.one_past_largest;
+        self.results.number_set = crate::NumberSet::new();
+        self.results.one_past_largest_number_at_start = self.results.one_past_largest_number;
         (
-            self.results.received_numbers,
-            self.results.not_increasing_numbers,
-            self.results.discarded_answers,
+            self.results.received_number_count,
+            self.results.not_increasing_number_count,
+            self.results.discarded_answer_count,
         ) = (0, 0, 0);
-        (self.results.refused_requests, self.results.wrong_guesses) = (0, 0);
+        (
+            self.results.refused_request_count,
+            self.results.wrong_guess_count,
+        ) = (0, 0);
         loop {
             let Some(session) = &mut self.session else {
                 match self.open_session_with_retries() {
@@ -198,7 +201,7 @@ impl Client {
                     run.failures.reconnects += 1;
                     // Dropping the session destroys its queue pairs and its connection: see `lanes`, rule 5.
                     self.session = None;
-                    if run.is_finished(self.results.received_numbers) {
+                    if run.is_finished(self.results.received_number_count) {
                         break;
                     }
                 }
@@ -210,13 +213,13 @@ impl Client {
     /// Gets exactly `count` numbers.
     pub fn take_numbers(&mut self, count: u64) -> Result<Vec<u64>, ClientError> {
         self.results.numbers_in_arrival_order = Some(Vec::new());
-        let report = self.run(RunEnd::Count(count));
+        let report = self.run(RunLimit::Count(count));
         let numbers = self
             .results
             .numbers_in_arrival_order
             .take()
             .unwrap_or_default();
-        if report.requests == count {
+        if report.received_number_count == count {
             return Ok(numbers);
         }
         let why = report
@@ -224,7 +227,7 @@ impl Client {
             .end_reason
             .unwrap_or_else(|| "unknown".to_owned());
         Err(ClientError::TooFewNumbers {
-            received: report.requests,
+            received: report.received_number_count,
             requested: count,
             why,
         })
@@ -234,8 +237,8 @@ impl Client {
         let seconds =
             Duration::from_nanos(run.last_answer_time_ns.saturating_sub(run.start_time_ns))
                 .as_secs_f64();
-        let mut numbers = std::mem::take(&mut self.results.numbers);
-        let requests = self.results.received_numbers;
+        let mut numbers = std::mem::take(&mut self.results.number_set);
+        let requests = self.results.received_number_count;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = if seconds > 0.0 {
             requests as f64 / seconds
@@ -245,39 +248,41 @@ impl Client {
         ClientReport {
             design: self.design,
             window: self.config.window,
-            requests,
+            received_number_count: requests,
             seconds,
             rate,
-            latency: LatencySummary::with_mean(&run.latency.into_histogram()),
-            doorbells: run.doorbells,
-            wrong_guesses: self.results.wrong_guesses,
-            not_increasing: self.results.not_increasing_numbers,
-            duplicates: numbers.duplicates(),
+            latency: LatencySummary::from_histogram_with_mean(&run.latency.into_histogram()),
+            doorbells: run.doorbell_count,
+            wrong_guesses: self.results.wrong_guess_count,
+            not_increasing_numbers: self.results.not_increasing_number_count,
+            duplicates: numbers.duplicate_count(),
             failures: FailureCounts {
-                discarded: self.results.discarded_answers,
-                refused: self.results.refused_requests,
+                discarded: self.results.discarded_answer_count,
+                refused: self.results.refused_request_count,
                 ..run.failures
             },
-            numbers,
+            number_set: numbers,
         }
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
     fn open_session_with_retries(&mut self) -> Result<(), ClientError> {
         let until = time::now() + self.config.reconnect_timeout();
-        let opened =
-            self.target
-                .retry_until(until, || self.open_session(), ClientError::is_hopeless);
+        let opened = self.server_location.retry_until(
+            until,
+            || self.open_session(),
+            ClientError::is_hopeless,
+        );
         let (session, accepted) = opened?;
-        if accepted.next < self.results.one_past_largest {
+        if accepted.approximate_next_number < self.results.one_past_largest_number {
             return Err(ClientError::permanently_refused(format!(
                 "it goes on at {}, but {} was given already: it was started again without its state file",
-                accepted.next,
-                self.results.one_past_largest - 1
+                accepted.approximate_next_number,
+                self.results.one_past_largest_number - 1
             )));
         }
         self.design = accepted.design;
-        self.first_number_of_server = accepted.start;
+        self.first_number_of_server = accepted.first_number;
         self.session = Some(session);
         Ok(())
     }
@@ -287,7 +292,7 @@ impl Client {
         let patience = self.config.reconnect_timeout().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
-            .target
+            .server_location
             .open_session(window, patience, |offer| self.prepare_hello(offer));
         let (prepared, accepted, connection) = opened?;
         let session = Session {
@@ -312,28 +317,30 @@ impl Client {
         }
         let device = self.context.capabilities()?;
         design.check(device).map_err(ConnectError::from)?;
-        let prepared = self.prepare(design)?;
+        let prepared = self.prepare_queue_pairs(design)?;
         let mut hello = Hello {
             version: RendezvousProtocol::VERSION,
             design,
             window: self.config.window,
-            spread: self.config.spread && matches!(prepared, PreparedQueuePairs::Rpc(_)),
-            rc: None,
-            uc: None,
-            ud: None,
+            requests_rotate_over_workers: self.config.requests_rotate_over_workers
+                && matches!(prepared, PreparedQueuePairs::Rpc(_)),
+            rc_endpoint: None,
+            uc_endpoint: None,
+            ud_endpoint: None,
         };
         match &prepared {
-            PreparedQueuePairs::Atomics(qp, _) => hello.rc = Some(qp.endpoint()),
+            PreparedQueuePairs::Atomics(qp, _) => hello.rc_endpoint = Some(qp.endpoint()),
             PreparedQueuePairs::Rpc(c) => {
-                (hello.uc, hello.ud) = (Some(c.uc_endpoint()), Some(c.ud_endpoint()))
+                (hello.uc_endpoint, hello.ud_endpoint) =
+                    (Some(c.uc_endpoint()), Some(c.ud_endpoint()))
             }
-            PreparedQueuePairs::Spec(c) => hello.ud = Some(c.endpoint()),
+            PreparedQueuePairs::Spec(c) => hello.ud_endpoint = Some(c.endpoint()),
         }
         Ok((prepared, hello))
     }
 
     /// Creates the client's queue pairs, without connecting them.
-    fn prepare(&self, design: Design) -> Result<PreparedQueuePairs, ClientError> {
+    fn prepare_queue_pairs(&self, design: Design) -> Result<PreparedQueuePairs, ClientError> {
         let (nic, window) = (self.port, self.config.window);
         let depth = u32::try_from(window.max(64)).unwrap_or(u32::MAX);
         // At most as many answers as requests are outstanding; small windows get extra RECVs for duplicates that a
@@ -381,8 +388,8 @@ impl Client {
         Ok(match prepared {
             PreparedQueuePairs::Atomics(qp, cq) => {
                 let remote = accepted
-                    .counter
-                    .zip(accepted.limit)
+                    .counter_memory
+                    .zip(accepted.limit_memory)
                     .ok_or_else(|| lacks("counter"))?;
                 let results = self.pd.alloc((window + 1) * 8, Access::LOCAL_WRITE)?;
                 let qp = qp.connect(&accepted.endpoint)?;
@@ -392,19 +399,25 @@ impl Client {
                     results,
                     window,
                     remote,
-                    accepted.end,
+                    accepted.end_of_numbers,
                 )?))
             }
-            PreparedQueuePairs::Rpc(client) if self.config.spread => {
-                let layout = accepted.layout.ok_or_else(|| lacks("layout"))?;
+            PreparedQueuePairs::Rpc(client) if self.config.requests_rotate_over_workers => {
+                let layout = accepted
+                    .request_region_layout
+                    .ok_or_else(|| lacks("layout"))?;
                 let endpoint = &accepted.endpoint;
-                let client = client.connect_to_all_workers(endpoint, &accepted.workers, layout)?;
+                let client = client.connect_to_all_workers(
+                    endpoint,
+                    &accepted.request_slots_by_worker,
+                    layout,
+                )?;
                 AnyLane::Spread(Box::new(SpreadLane::new(client, window)))
             }
             PreparedQueuePairs::Rpc(client) => {
                 let (slots, layout) = accepted
-                    .slots
-                    .zip(accepted.layout)
+                    .request_slots
+                    .zip(accepted.request_region_layout)
                     .ok_or_else(|| lacks("slots"))?;
                 let client = client.connect(&accepted.endpoint, slots, layout)?;
                 AnyLane::Rpc(Box::new(RpcLane::new(client, window)))
@@ -413,11 +426,11 @@ impl Client {
                 client.set_server_destination(
                     self.pd.ud_destination_from(self.port, &accepted.endpoint)?,
                 );
-                let ordered = !accepted.unordered;
+                let ordered = !accepted.answers_may_be_reordered;
                 AnyLane::Spec(Box::new(SpecLane::new(
                     client,
                     (window, ordered),
-                    accepted.next,
+                    accepted.approximate_next_number,
                 )))
             }
         })

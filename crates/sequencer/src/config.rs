@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpc::herd::RegionScan;
 use serde::{Deserialize, Serialize};
-use service::config::in_range;
+use service::config::check_in_range;
 use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
@@ -84,24 +84,28 @@ pub struct ServerConfig {
     /// Largest number of answers per doorbell in the design `spec-s0`, 1 to `batch`; `None` stands for `batch`. With
     /// fewer, numbers are still taken from the counter for a whole batch at once.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub answers: Option<usize>,
+    #[serde(rename = "answers")]
+    pub max_answers_per_doorbell: Option<usize>,
     /// UD queue pairs of each worker, 1 to 64; [`Design::default_queues_per_worker`] if `None`. HERD's batches rotate
     /// over them. In the design `spec-s0` each has its own clients.
-    pub queues: Option<usize>,
+    #[serde(rename = "queues")]
+    pub ud_qps_per_worker: Option<usize>,
     /// Number of requests that a worker takes from each client per pass, in the `rpc` designs.
     #[serde(skip_serializing_if = "is_default")]
-    pub scan: RegionScan,
+    #[serde(rename = "scan")]
+    pub request_region_scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
     /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
-    pub split: usize,
+    #[serde(rename = "split")]
+    pub qps_per_answer_batch: usize,
     /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `queues` queue
     /// pairs. Answers may then overtake each other.
     #[serde(skip_serializing_if = "is_default")]
     #[serde(rename = "rotate")]
     pub rotates_answer_qps: bool,
     /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.
-    #[serde(skip_serializing_if = "is_usual_depth")]
+    #[serde(skip_serializing_if = "is_default_send_depth")]
     pub send_depth: u32,
     /// Largest number of clients connected at the same time, 1 to 16,384.
     pub max_clients: usize,
@@ -112,7 +116,8 @@ pub struct ServerConfig {
     /// The first number, unless the state file has a higher one.
     pub start: u64,
     /// The state file for safe restarts, which records the numbers that may have been given.
-    pub state: Option<PathBuf>,
+    #[serde(rename = "state")]
+    pub state_path: Option<PathBuf>,
     /// Number of values reserved ahead in the state file; a restart skips at most this many.
     pub reserve: u64,
 }
@@ -125,17 +130,17 @@ impl Default for ServerConfig {
             design: Design::SpecS0,
             workers: 1,
             batch: 64,
-            answers: None,
-            queues: None,
-            scan: RegionScan::default(),
-            split: 1,
+            max_answers_per_doorbell: None,
+            ud_qps_per_worker: None,
+            request_region_scan: RegionScan::default(),
+            qps_per_answer_batch: 1,
             rotates_answer_qps: false,
             send_depth: DEFAULT_SEND_DEPTH,
             max_clients: 64,
             max_window: 1024,
             recv_depth: 1024,
             start: 0,
-            state: None,
+            state_path: None,
             reserve: 1 << 24,
         }
     }
@@ -144,41 +149,45 @@ impl Default for ServerConfig {
 impl ServerConfig {
     /// Returns the number of UD queue pairs of each worker.
     pub fn queues_per_worker(&self) -> usize {
-        self.queues
+        self.ud_qps_per_worker
             .unwrap_or(self.design.default_queues_per_worker())
     }
 }
 
 impl service::ServerConfig for ServerConfig {
     fn check(&self) -> Result<(), String> {
-        in_range("workers", self.workers, 1..=64)?;
-        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        if let Some(answers) = self.answers {
-            in_range("answers", answers, 1..=self.batch)?;
+        check_in_range("workers", self.workers, 1..=64)?;
+        check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        if let Some(answers) = self.max_answers_per_doorbell {
+            check_in_range("answers", answers, 1..=self.batch)?;
             if self.design != Design::SpecS0 {
                 return Err("answers to a doorbell are those of a batch but in spec-s0".to_owned());
             }
         }
-        in_range("queues", self.queues_per_worker(), 1..=64)?;
-        if !self.split.is_power_of_two() || !self.queues_per_worker().is_multiple_of(self.split) {
+        check_in_range("queues", self.queues_per_worker(), 1..=64)?;
+        if !self.qps_per_answer_batch.is_power_of_two()
+            || !self
+                .queues_per_worker()
+                .is_multiple_of(self.qps_per_answer_batch)
+        {
             return Err(format!(
                 "split is {}: it must be a power of two that divides the {} queues",
-                self.split,
+                self.qps_per_answer_batch,
                 self.queues_per_worker()
             ));
         }
-        in_range(
+        check_in_range(
             "max_clients",
             self.max_clients,
             1..=crate::counter::MAX_CLIENTS,
         )?;
-        in_range(
+        check_in_range(
             "max_window",
             self.max_window,
             1..=crate::counter::MAX_WINDOW,
         )?;
-        in_range("send_depth", self.send_depth as usize, 64..=1 << 15)?;
-        in_range("recv_depth", self.recv_depth as usize, 1..=1 << 20)?;
+        check_in_range("send_depth", self.send_depth as usize, 64..=1 << 15)?;
+        check_in_range("recv_depth", self.recv_depth as usize, 1..=1 << 20)?;
         if self.reserve < 1024 {
             return Err(format!(
                 "reserve is {}: it must be 1024 or more",
@@ -228,15 +237,19 @@ pub struct ClientConfig {
     pub batch: usize,
     /// The rule by which the next requests are sent.
     #[serde(skip_serializing_if = "is_default")]
-    pub policy: WindowPolicy,
+    #[serde(rename = "policy")]
+    pub window_policy: WindowPolicy,
     /// `rpc` designs: true if requests go to all workers in turn over one queue pair, instead of to the worker that the
     /// server assigned. The window then covers all workers together.
     #[serde(skip_serializing_if = "is_default")]
-    pub spread: bool,
+    #[serde(rename = "spread")]
+    pub requests_rotate_over_workers: bool,
     /// Milliseconds without any answer after which outstanding requests count as lost.
-    pub deadline_ms: u64,
+    #[serde(rename = "deadline_ms")]
+    pub answer_timeout_ms: u64,
     /// Milliseconds for which the client retries to reach the server.
-    pub reconnect_ms: u64,
+    #[serde(rename = "reconnect_ms")]
+    pub reconnect_timeout_ms: u64,
     /// Significant digits of latencies, 1 to 5. Each further digit needs about ten times the memory, which matters with
     /// thousands of clients in one process.
     pub latency_digits: u8,
@@ -250,10 +263,10 @@ impl Default for ClientConfig {
             design: None,
             window: 64,
             batch: 16,
-            policy: WindowPolicy::default(),
-            spread: false,
-            deadline_ms: 1_000,
-            reconnect_ms: 10_000,
+            window_policy: WindowPolicy::default(),
+            requests_rotate_over_workers: false,
+            answer_timeout_ms: 1_000,
+            reconnect_timeout_ms: 10_000,
             latency_digits: 3,
         }
     }
@@ -261,17 +274,17 @@ impl Default for ClientConfig {
 
 impl ClientConfig {
     pub(crate) fn check(&self) -> Result<(), String> {
-        in_range("window", self.window, 1..=crate::counter::MAX_WINDOW)?;
-        in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        in_range("latency_digits", self.latency_digits.into(), 1..=5)
+        check_in_range("window", self.window, 1..=crate::counter::MAX_WINDOW)?;
+        check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
+        check_in_range("latency_digits", self.latency_digits.into(), 1..=5)
     }
 
     pub(crate) fn answer_timeout(&self) -> Duration {
-        Duration::from_millis(self.deadline_ms.max(1))
+        Duration::from_millis(self.answer_timeout_ms.max(1))
     }
 
     pub(crate) fn reconnect_timeout(&self) -> Duration {
-        Duration::from_millis(self.reconnect_ms)
+        Duration::from_millis(self.reconnect_timeout_ms)
     }
 }
 
@@ -283,7 +296,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 const DEFAULT_SEND_DEPTH: u32 = 512;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_usual_depth(depth: &u32) -> bool {
+fn is_default_send_depth(depth: &u32) -> bool {
     *depth == DEFAULT_SEND_DEPTH
 }
 
@@ -333,7 +346,7 @@ mod tests {
         assert!(bad.check().is_err());
         let bad = ServerConfig {
             design: Design::RpcBatchMq,
-            split: 2,
+            qps_per_answer_batch: 2,
             ..ServerConfig::default()
         };
         assert_eq!(

@@ -44,12 +44,12 @@ pub(crate) const USED_UP_ANSWER: u64 = u64::MAX;
 pub struct Counter {
     next_number_mr: MemoryRegion,
     limit_mr: MemoryRegion,
-    start: u64,
+    first_number: u64,
     end_of_numbers: u64,
     wake_reserver_below_remaining: u64,
     stopped_waiting_for_limit: AtomicBool,
     /// The thread that raises the limit.
-    reserver: OnceLock<Thread>,
+    reserver_thread: OnceLock<Thread>,
 }
 
 /// The reason why no number can be given now.
@@ -82,11 +82,11 @@ impl Counter {
         let counter = Self {
             next_number_mr: next,
             limit_mr,
-            start,
+            first_number: start,
             end_of_numbers: end,
             wake_reserver_below_remaining,
             stopped_waiting_for_limit: AtomicBool::new(false),
-            reserver: OnceLock::new(),
+            reserver_thread: OnceLock::new(),
         };
         counter
             .atomic_word(&counter.next_number_mr)
@@ -142,7 +142,7 @@ impl Counter {
 
     #[cold]
     pub(crate) fn wake_reserver(&self) {
-        if let Some(thread) = self.reserver.get() {
+        if let Some(thread) = self.reserver_thread.get() {
             thread.unpark();
         }
     }
@@ -150,7 +150,7 @@ impl Counter {
     /// Makes the calling thread the reserver: it is unparked whenever the limit must be raised.
     pub(crate) fn set_reserver_thread(&self) {
         // Only the first call has an effect.
-        let _ = self.reserver.set(std::thread::current());
+        let _ = self.reserver_thread.set(std::thread::current());
     }
 
     /// Raises the limit. The state file must already cover the new limit.
@@ -169,7 +169,7 @@ impl Counter {
 
     /// Returns the first number.
     pub fn first_number(&self) -> u64 {
-        self.start
+        self.first_number
     }
 
     /// Returns the next number.
@@ -189,7 +189,7 @@ impl Counter {
     }
 
     /// Returns the counter's memory, to which clients add.
-    pub fn remote_next_number(&self) -> RemoteMemory {
+    pub fn remote_memory_of_next_number(&self) -> RemoteMemory {
         RemoteMemory {
             len: 8,
             ..self.next_number_mr.remote()
@@ -197,7 +197,7 @@ impl Counter {
     }
 
     /// Returns the limit's memory, which clients READ.
-    pub fn remote_limit(&self) -> RemoteMemory {
+    pub fn remote_memory_of_limit(&self) -> RemoteMemory {
         RemoteMemory {
             len: 8,
             ..self.limit_mr.remote()

@@ -44,18 +44,18 @@ pub(crate) use spread::SpreadLane;
 #[repr(C)]
 pub(crate) struct LaneResults {
     /// One more than the largest number so far, over all sessions.
-    pub(crate) one_past_largest: u64,
-    /// The value of `one_past_largest` at the start of the run. No request was outstanding then, so all new numbers are
+    pub(crate) one_past_largest_number: u64,
+    /// The value of `one_past_largest_number` at the start of the run. No request was outstanding then, so all new numbers are
     /// at least this.
-    pub(crate) one_past_largest_at_start: u64,
-    pub(crate) received_numbers: u64,
-    pub(crate) not_increasing_numbers: u64,
-    pub(crate) refused_requests: u64,
+    pub(crate) one_past_largest_number_at_start: u64,
+    pub(crate) received_number_count: u64,
+    pub(crate) not_increasing_number_count: u64,
+    pub(crate) refused_request_count: u64,
     /// All numbers in the order of arrival, if the caller wants them.
     pub(crate) numbers_in_arrival_order: Option<Vec<u64>>,
-    pub(crate) numbers: NumberSet,
-    pub(crate) discarded_answers: u64,
-    pub(crate) wrong_guesses: u64,
+    pub(crate) number_set: NumberSet,
+    pub(crate) discarded_answer_count: u64,
+    pub(crate) wrong_guess_count: u64,
 }
 
 impl LaneResults {
@@ -63,10 +63,10 @@ impl LaneResults {
     /// error.
     #[inline]
     fn record_number(&mut self, n: u64, floor: u64) {
-        self.not_increasing_numbers += u64::from(n < floor);
-        self.one_past_largest = self.one_past_largest.max(n + 1);
-        self.received_numbers += 1;
-        self.numbers.insert(n);
+        self.not_increasing_number_count += u64::from(n < floor);
+        self.one_past_largest_number = self.one_past_largest_number.max(n + 1);
+        self.received_number_count += 1;
+        self.number_set.insert(n);
         if let Some(all) = &mut self.numbers_in_arrival_order {
             all.push(n);
         }
@@ -75,10 +75,10 @@ impl LaneResults {
 
 pub(crate) trait Lane {
     /// Returns the number of requests that may be sent now.
-    fn free_window(&self) -> usize;
+    fn room_in_window(&self) -> usize;
     /// Returns the number of unanswered requests.
     fn unanswered_requests(&self) -> usize;
-    /// Sends `count` requests with one doorbell; `above` is [`LaneResults::one_past_largest`].
+    /// Sends `count` requests with one doorbell; `above` is [`LaneResults::one_past_largest_number`].
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError>;
     /// Returns true if this session can give no more numbers, although nothing failed.
     fn needs_new_session(&self) -> bool {
@@ -162,7 +162,7 @@ fn upper_half(n: u64) -> u32 {
 
 impl<D: DatagramNetwork> Lane for SpecLane<D> {
     #[inline]
-    fn free_window(&self) -> usize {
+    fn room_in_window(&self) -> usize {
         // Rule 4.
         if self.is_guess_wrong {
             0
@@ -203,35 +203,35 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
             let n = match answer {
                 SpecAnswer::LowerHalf(lower) => u64::from(*guess) << 32 | u64::from(lower),
                 SpecAnswer::FullNumber(USED_UP_ANSWER) => {
-                    results.refused_requests += 1;
+                    results.refused_request_count += 1;
                     *outstanding = outstanding.saturating_sub(1);
                     return;
                 }
                 SpecAnswer::FullNumber(n) => n,
                 SpecAnswer::Unknown => {
-                    results.discarded_answers += 1;
+                    results.discarded_answer_count += 1;
                     return;
                 }
             };
             // Rule 3.
-            let late = n < results.one_past_largest
+            let late = n < results.one_past_largest_number
                 && (*ordered
-                    || n < results.one_past_largest_at_start
-                    || results.numbers.contains(n));
+                    || n < results.one_past_largest_number_at_start
+                    || results.number_set.contains(n));
             if late || *outstanding == 0 {
-                results.discarded_answers += 1;
+                results.discarded_answer_count += 1;
                 return;
             }
             *outstanding -= 1;
             if let SpecAnswer::FullNumber(_) = answer {
-                results.wrong_guesses += 1;
+                results.wrong_guess_count += 1;
                 *wrong = true;
             }
             // The answered request is not known: without an order, any number is permitted.
             results.record_number(
                 n,
                 if *ordered {
-                    results.one_past_largest
+                    results.one_past_largest_number
                 } else {
                     0
                 },
@@ -281,7 +281,7 @@ impl RpcLane {
 
 impl Lane for RpcLane {
     #[inline]
-    fn free_window(&self) -> usize {
+    fn room_in_window(&self) -> usize {
         self.window.saturating_sub(
             self.client
                 .next_request_number()
@@ -325,14 +325,14 @@ impl Lane for RpcLane {
             let n = match answer.u64_le() {
                 Some(n) if slot.is_outstanding && slot.request_number == answer.imm => n,
                 _ => {
-                    results.discarded_answers += 1;
+                    results.discarded_answer_count += 1;
                     return;
                 }
             };
             slot.is_outstanding = false;
             *outstanding -= 1;
             if n == USED_UP_ANSWER {
-                results.refused_requests += 1;
+                results.refused_request_count += 1;
             } else {
                 results.record_number(n, slot.min_valid_number);
             }
@@ -367,9 +367,9 @@ pub(crate) struct AtomicsLane {
     known_limit: u64,
     is_reading_limit: bool,
     end_of_numbers: u64,
-    sent_requests: u64,
-    fetched_numbers: u64,
-    answered_requests: u64,
+    sent_request_count: u64,
+    fetched_number_count: u64,
+    answered_request_count: u64,
     held_back_numbers: VecDeque<u64>,
 }
 
@@ -404,9 +404,9 @@ impl AtomicsLane {
             known_limit: 0,
             is_reading_limit: false,
             end_of_numbers: end,
-            sent_requests: 0,
-            fetched_numbers: 0,
-            answered_requests: 0,
+            sent_request_count: 0,
+            fetched_number_count: 0,
+            answered_request_count: 0,
             held_back_numbers: VecDeque::with_capacity(window),
         })
     }
@@ -419,7 +419,7 @@ impl Lane for AtomicsLane {
     }
 
     #[inline]
-    fn free_window(&self) -> usize {
+    fn room_in_window(&self) -> usize {
         self.result_words.len() - self.unanswered_requests()
     }
 
@@ -427,7 +427,7 @@ impl Lane for AtomicsLane {
     fn unanswered_requests(&self) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
         {
-            (self.sent_requests - self.answered_requests) as usize
+            (self.sent_request_count - self.answered_request_count) as usize
         }
     }
 
@@ -436,22 +436,22 @@ impl Lane for AtomicsLane {
         self.fetch_add_postlist.clear();
         for _ in 0..count {
             #[expect(clippy::cast_possible_truncation, reason = "below the window")]
-            let word =
-                self.result_words[(self.sent_requests % self.result_words.len() as u64) as usize];
+            let word = self.result_words
+                [(self.sent_request_count % self.result_words.len() as u64) as usize];
             self.fetch_add_postlist
                 .atomic_fetch_and_add(word, self.remote_counter, 1);
-            self.sent_requests += 1;
+            self.sent_request_count += 1;
         }
         // Atomics complete in order, so the last completion covers all.
         self.fetch_add_postlist.set_signaled(count - 1, true);
         self.fetch_add_postlist
-            .set_wr_id(count - 1, self.sent_requests);
+            .set_wr_id(count - 1, self.sent_request_count);
         Ok(self.qp.post_send(&mut self.fetch_add_postlist)?)
     }
 
     #[inline]
     fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
-        let before = self.answered_requests;
+        let before = self.answered_request_count;
         let mut buffer = WcBuffer::<16>::new();
         let window = self.result_words.len();
         for wc in self.cq.poll(&mut buffer)? {
@@ -461,17 +461,17 @@ impl Lane for AtomicsLane {
                 self.is_reading_limit = false;
                 continue;
             }
-            while self.fetched_numbers < wc.wr_id() {
+            while self.fetched_number_count < wc.wr_id() {
                 #[expect(clippy::cast_possible_truncation, reason = "below the window")]
-                let slot = (self.fetched_numbers % window as u64) as usize;
+                let slot = (self.fetched_number_count % window as u64) as usize;
                 let n = self.result_region.read_u64(slot * 8)?;
-                self.fetched_numbers += 1;
+                self.fetched_number_count += 1;
                 if n >= self.end_of_numbers {
-                    results.refused_requests += 1;
-                    self.answered_requests += 1;
+                    results.refused_request_count += 1;
+                    self.answered_request_count += 1;
                 } else if n < self.known_limit && self.held_back_numbers.is_empty() {
-                    results.record_number(n, results.one_past_largest);
-                    self.answered_requests += 1;
+                    results.record_number(n, results.one_past_largest_number);
+                    self.answered_request_count += 1;
                 } else {
                     self.held_back_numbers.push_back(n);
                 }
@@ -481,15 +481,15 @@ impl Lane for AtomicsLane {
             .held_back_numbers
             .pop_front_if(|n| *n < self.known_limit)
         {
-            results.record_number(n, results.one_past_largest);
-            self.answered_requests += 1;
+            results.record_number(n, results.one_past_largest_number);
+            self.answered_request_count += 1;
         }
         if !self.held_back_numbers.is_empty() && !self.is_reading_limit {
             self.qp.post_send(&mut self.read_limit_postlist)?;
             self.is_reading_limit = true;
         }
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
-        Ok((self.answered_requests - before) as usize)
+        Ok((self.answered_request_count - before) as usize)
     }
 }
 

@@ -42,9 +42,9 @@ pub use checker::{NumberChecker, NumberVerdict};
 pub use client::{Client, ClientError};
 pub use config::{ClientConfig, Design, ServerConfig, WindowPolicy};
 pub use numbers::NumberSet;
-pub use report::{ClientReport, FailureCounts, RunEnd, ServerStats};
+pub use report::{ClientReport, FailureCounts, RunLimit, ServerStats};
 pub use rpc::herd::RegionScan;
-pub use server::{Sequencer, ServerRuntime};
+pub use server::{Sequencer, WorkerThreads};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };

@@ -22,17 +22,22 @@ use chunk::{BITMAP_WORDS, DuplicateNumbers, NUMBERS_PER_CHUNK as CHUNK, NumberCh
 #[repr(C)]
 pub struct NumberSet {
     /// The run `start..end`, within one chunk, that is being extended and is not in the maps yet.
-    start: u64,
-    end: u64,
+    #[serde(rename = "start")]
+    current_run_start: u64,
+    #[serde(rename = "end")]
+    current_run_end: u64,
     /// Number of earlier runs in `pending_runs`, which are not in the maps yet. Runs are merged into the maps together,
     /// because with hundreds of clients the maps are not in any cache.
     pending_count: usize,
     pending_runs: [(u64, u64); MAX_PENDING_RUNS + 1],
-    duplicates: u64,
+    #[serde(rename = "duplicates")]
+    duplicate_count: u64,
     len: u64,
     /// The first chunk of each run of full chunks, mapped to the chunk after the run.
-    full: BTreeMap<u64, u64>,
-    partial: BTreeMap<u64, NumberChunk>,
+    #[serde(rename = "full")]
+    full_chunk_runs: BTreeMap<u64, u64>,
+    #[serde(rename = "partial")]
+    partial_chunks: BTreeMap<u64, NumberChunk>,
 }
 
 /// Largest number of runs in `pending_runs`.
@@ -47,43 +52,44 @@ impl NumberSet {
     /// Adds a number. A number that follows the previous one costs only an addition.
     #[inline]
     pub fn insert(&mut self, n: u64) {
-        if n == self.end && !n.is_multiple_of(CHUNK) {
-            self.end += 1;
+        if n == self.current_run_end && !n.is_multiple_of(CHUNK) {
+            self.current_run_end += 1;
             return;
         }
-        if self.start != self.end {
+        if self.current_run_start != self.current_run_end {
             if self.pending_count == MAX_PENDING_RUNS {
-                self.flush();
+                self.merge_pending_runs();
             } else {
-                self.pending_runs[self.pending_count] = (self.start, self.end);
+                self.pending_runs[self.pending_count] =
+                    (self.current_run_start, self.current_run_end);
                 self.pending_count += 1;
             }
         }
         if n == u64::MAX {
-            self.flush();
+            self.merge_pending_runs();
             // `u64::MAX` has no successor that could end a run.
-            self.duplicates += self.insert_run(n, 1).count;
+            self.duplicate_count += self.insert_run(n, 1).count;
         } else {
-            (self.start, self.end) = (n, n + 1);
+            (self.current_run_start, self.current_run_end) = (n, n + 1);
         }
     }
 
     /// Returns how many added numbers were already in the set.
-    pub fn duplicates(&mut self) -> u64 {
-        self.flush();
-        self.duplicates
+    pub fn duplicate_count(&mut self) -> u64 {
+        self.merge_pending_runs();
+        self.duplicate_count
     }
 
     /// Moves all pending runs into the maps, in order: adjacent runs are joined, and all runs of a chunk are added
     /// together.
-    fn flush(&mut self) {
+    fn merge_pending_runs(&mut self) {
         let mut count = std::mem::take(&mut self.pending_count);
         let mut runs = self.pending_runs;
-        if self.start != self.end {
-            runs[count] = (self.start, self.end);
+        if self.current_run_start != self.current_run_end {
+            runs[count] = (self.current_run_start, self.current_run_end);
             count += 1;
         }
-        (self.start, self.end) = (0, 0);
+        (self.current_run_start, self.current_run_end) = (0, 0);
         let runs = &mut runs[..count];
         runs.sort_unstable();
         let mut rest = join_runs(runs);
@@ -94,20 +100,20 @@ impl NumberSet {
             rest = rest_runs;
             let numbers: u64 = chunk_runs.iter().map(|(start, end)| end - start).sum();
             // Usually the runs extend the last chunk without filling it.
-            if let Some(mut last) = self.partial.last_entry()
+            if let Some(mut last) = self.partial_chunks.last_entry()
                 && *last.key() == chunk
                 && last.get().len() + numbers < CHUNK
             {
                 let chunk_set = last.get_mut();
                 let duplicates = chunk_runs
                     .iter()
-                    .map(|&(start, end)| add(chunk_set, start, end - start).count);
+                    .map(|&(start, end)| add_run_to_chunk(chunk_set, start, end - start).count);
                 let duplicates: u64 = duplicates.sum();
                 self.len += numbers - duplicates;
-                self.duplicates += duplicates;
+                self.duplicate_count += duplicates;
             } else {
                 for &(start, end) in chunk_runs {
-                    self.duplicates += self.insert_run(start, end - start).count;
+                    self.duplicate_count += self.insert_run(start, end - start).count;
                 }
             }
         }
@@ -117,10 +123,10 @@ impl NumberSet {
     fn insert_run(&mut self, start: u64, count: u64) -> DuplicateNumbers {
         let chunk = start / CHUNK;
         // Usually the run extends the last chunk, which has room: full chunks are not in `partial`.
-        if let Some(mut last) = self.partial.last_entry()
+        if let Some(mut last) = self.partial_chunks.last_entry()
             && *last.key() == chunk
         {
-            let duplicates = add(last.get_mut(), start, count);
+            let duplicates = add_run_to_chunk(last.get_mut(), start, count);
             self.len += count - duplicates.count;
             if last.get().len() == CHUNK {
                 last.remove();
@@ -132,24 +138,24 @@ impl NumberSet {
             let first = Some(start);
             return DuplicateNumbers { count, first };
         }
-        if count == CHUNK && !self.partial.contains_key(&chunk) {
+        if count == CHUNK && !self.partial_chunks.contains_key(&chunk) {
             self.len += CHUNK;
             self.add_full_chunks(chunk, chunk + 1);
             return DuplicateNumbers::default();
         }
-        let entry = self.partial.entry(chunk);
+        let entry = self.partial_chunks.entry(chunk);
         let chunk_set = entry.or_insert_with(NumberChunk::new);
-        let duplicates = add(chunk_set, start, count);
+        let duplicates = add_run_to_chunk(chunk_set, start, count);
         self.len += count - duplicates.count;
         if chunk_set.len() == CHUNK {
-            self.partial.remove(&chunk);
+            self.partial_chunks.remove(&chunk);
             self.add_full_chunks(chunk, chunk + 1);
         }
         duplicates
     }
 
     fn is_chunk_full(&self, chunk: u64) -> bool {
-        self.full
+        self.full_chunk_runs
             .range(..=chunk)
             .next_back()
             .is_some_and(|(_, &end)| chunk < end)
@@ -158,24 +164,24 @@ impl NumberSet {
     /// Marks the chunks `start..end` as full, and joins them with neighbouring runs.
     fn add_full_chunks(&mut self, mut start: u64, mut end: u64) {
         if let Some((&s, _)) = self
-            .full
+            .full_chunk_runs
             .range(..start)
             .next_back()
             .filter(|&(_, &e)| e == start)
         {
             start = s;
         }
-        if let Some(e) = self.full.remove(&end) {
+        if let Some(e) = self.full_chunk_runs.remove(&end) {
             end = e;
         }
-        self.full.insert(start, end);
+        self.full_chunk_runs.insert(start, end);
     }
 
     /// Returns true if the set contains a number.
     pub fn contains(&self, n: u64) -> bool {
-        let chunk = self.partial.get(&(n / CHUNK));
+        let chunk = self.partial_chunks.get(&(n / CHUNK));
         let pending_runs = &self.pending_runs[..self.pending_count];
-        (self.start..self.end).contains(&n)
+        (self.current_run_start..self.current_run_end).contains(&n)
             || pending_runs
                 .iter()
                 .any(|&(start, end)| (start..end).contains(&n))
@@ -207,8 +213,8 @@ impl NumberSet {
             Some(r) if r.1.checked_add(1) == Some(first) => r.1 = last,
             _ => runs.push((first, last)),
         };
-        let mut full = set.full.iter().peekable();
-        let mut partial = set.partial.iter().peekable();
+        let mut full = set.full_chunk_runs.iter().peekable();
+        let mut partial = set.partial_chunks.iter().peekable();
         loop {
             match (full.peek(), partial.peek()) {
                 (Some(&(&f, &end)), p) if p.is_none_or(|&(&c, _)| f < c) => {
@@ -227,7 +233,7 @@ impl NumberSet {
 
     /// Adds all numbers of `other`. Returns how many were in both, and one of them.
     pub fn merge_and_count_duplicates(&mut self, other: &Self) -> (u64, Option<u64>) {
-        self.flush();
+        self.merge_pending_runs();
         let mut all = DuplicateNumbers::default();
         for (first, last) in other.runs() {
             let mut at = first;
@@ -247,14 +253,14 @@ impl NumberSet {
 
     /// Returns true if some runs are not in the maps yet.
     fn has_pending_runs(&self) -> bool {
-        self.start != self.end || self.pending_count > 0
+        self.current_run_start != self.current_run_end || self.pending_count > 0
     }
 
     /// Returns the set with all runs in the maps.
     fn with_pending_runs_merged(&self) -> Cow<'_, Self> {
         let mut set = Cow::Borrowed(self);
         if self.has_pending_runs() {
-            set.to_mut().flush();
+            set.to_mut().merge_pending_runs();
         }
         set
     }
@@ -277,7 +283,7 @@ fn join_runs(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
 
 /// Adds `count` numbers from `start` on to their chunk. Returns those that were already in the chunk.
 #[inline]
-fn add(chunk: &mut NumberChunk, start: u64, count: u64) -> DuplicateNumbers {
+fn add_run_to_chunk(chunk: &mut NumberChunk, start: u64, count: u64) -> DuplicateNumbers {
     let duplicates = chunk.add_range(index_in_chunk(start), index_in_chunk(start + (count - 1)));
     let first = duplicates.first.map(|index| start / CHUNK * CHUNK + index);
     DuplicateNumbers {
@@ -301,7 +307,7 @@ impl FromIterator<u64> for NumberSet {
         for n in numbers {
             set.insert(n);
         }
-        set.flush();
+        set.merge_pending_runs();
         set
     }
 }
@@ -316,8 +322,10 @@ impl PartialEq for NumberSet {
 /// whichever is shorter.
 #[derive(Serialize, Deserialize)]
 struct SerializedSet {
-    chunk_numbers: u64,
-    full: Vec<(u64, u64)>,
+    #[serde(rename = "chunk_numbers")]
+    numbers_per_chunk: u64,
+    #[serde(rename = "full")]
+    full_chunk_runs: Vec<(u64, u64)>,
     runs: Vec<(u64, u64)>,
     bitmaps: Vec<(u64, String)>,
 }
@@ -325,16 +333,16 @@ struct SerializedSet {
 impl From<NumberSet> for SerializedSet {
     fn from(mut set: NumberSet) -> Self {
         use std::fmt::Write;
-        set.flush();
+        set.merge_pending_runs();
         let mut packed = Self {
-            chunk_numbers: CHUNK,
-            full: set.full.clone().into_iter().collect(),
+            numbers_per_chunk: CHUNK,
+            full_chunk_runs: set.full_chunk_runs.clone().into_iter().collect(),
             runs: vec![],
             bitmaps: vec![],
         };
-        for (chunk, chunk_set) in std::mem::take(&mut set.partial) {
+        for (chunk, chunk_set) in std::mem::take(&mut set.partial_chunks) {
             let only = NumberSet {
-                partial: BTreeMap::from([(chunk, chunk_set.clone())]),
+                partial_chunks: BTreeMap::from([(chunk, chunk_set.clone())]),
                 ..NumberSet::default()
             };
             let runs = only.runs();
@@ -357,15 +365,15 @@ impl From<NumberSet> for SerializedSet {
 impl TryFrom<SerializedSet> for NumberSet {
     type Error = String;
     fn try_from(packed: SerializedSet) -> Result<Self, String> {
-        if packed.chunk_numbers != CHUNK {
+        if packed.numbers_per_chunk != CHUNK {
             return Err(format!(
                 "chunks of {} numbers, {CHUNK} expected",
-                packed.chunk_numbers
+                packed.numbers_per_chunk
             ));
         }
         let mut set = Self::new();
         let last_chunk = u64::MAX / CHUNK;
-        for (start, end) in packed.full {
+        for (start, end) in packed.full_chunk_runs {
             if start >= end || end - 1 > last_chunk {
                 return Err(format!("a run of chunks from {start} to {end}"));
             }
@@ -442,7 +450,7 @@ mod tests {
             for n in base..base + 160 {
                 prop_assert_eq!(set.contains(n), model.contains(&n));
             }
-            prop_assert_eq!(set.duplicates(), duplicates);
+            prop_assert_eq!(set.duplicate_count(), duplicates);
             prop_assert_eq!(set.runs(), runs_of(&model));
             let text = serde_json::to_string(&set).expect("serializes");
             let back: NumberSet = serde_json::from_str(&text).expect("parses");
@@ -455,7 +463,11 @@ mod tests {
     fn a_long_run_stays_small() {
         let set: NumberSet = (5..5 + 40 * CHUNK).collect();
         assert_eq!(
-            (set.full.len(), set.partial.len(), set.len()),
+            (
+                set.full_chunk_runs.len(),
+                set.partial_chunks.len(),
+                set.len()
+            ),
             (1, 2, 40 * CHUNK)
         );
         assert_eq!(set.runs(), [(5, 4 + 40 * CHUNK)]);

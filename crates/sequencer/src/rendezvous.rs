@@ -83,16 +83,20 @@ pub struct Hello {
     pub window: usize,
     /// True if the client sends to all workers through one queue pair (`rpc` designs).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub spread: bool,
+    #[serde(rename = "spread")]
+    pub requests_rotate_over_workers: bool,
     /// The client's RC queue pair (`atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rc: Option<QpEndpoint>,
+    #[serde(rename = "rc")]
+    pub rc_endpoint: Option<QpEndpoint>,
     /// The client's UC queue pair (`rpc` designs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uc: Option<QpEndpoint>,
+    #[serde(rename = "uc")]
+    pub uc_endpoint: Option<QpEndpoint>,
     /// The client's UD queue pair (all designs but `atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ud: Option<QpEndpoint>,
+    #[serde(rename = "ud")]
+    pub ud_endpoint: Option<QpEndpoint>,
 }
 
 /// The server's answer: what a connected client needs.
@@ -101,31 +105,40 @@ pub struct Accepted {
     /// The design.
     pub design: Design,
     /// The first number of this server.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub first_number: u64,
     /// The approximate next number, for a first guess.
-    pub next: u64,
+    #[serde(rename = "next")]
+    pub approximate_next_number: u64,
     /// Numbers below this can be given.
-    pub end: u64,
+    #[serde(rename = "end")]
+    pub end_of_numbers: u64,
     /// The server's queue pair for this client: RC (`atomics`), UC (`rpc` designs), UD (`spec-s0`).
     pub endpoint: QpEndpoint,
     /// The memory of the counter (`atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub counter: Option<RemoteMemory>,
+    #[serde(rename = "counter")]
+    pub counter_memory: Option<RemoteMemory>,
     /// The memory of the limit word (`atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<RemoteMemory>,
+    #[serde(rename = "limit")]
+    pub limit_memory: Option<RemoteMemory>,
     /// This client's request slots (`rpc` designs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub slots: Option<RemoteMemory>,
+    #[serde(rename = "slots")]
+    pub request_slots: Option<RemoteMemory>,
     /// True if answers may overtake each other (`spec-s0`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unordered: bool,
+    #[serde(rename = "unordered")]
+    pub answers_may_be_reordered: bool,
     /// This client's request slots at each worker, if the client sends to all of them (`rpc` designs).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub workers: Vec<RemoteMemory>,
+    #[serde(rename = "workers")]
+    pub request_slots_by_worker: Vec<RemoteMemory>,
     /// The layout of the request slots (`rpc` designs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layout: Option<rpc::herd::RequestRegionLayout>,
+    #[serde(rename = "layout")]
+    pub request_region_layout: Option<rpc::herd::RequestRegionLayout>,
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::{Design, NumberSet};
 /// The end of a client's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RunEnd {
+pub enum RunLimit {
     /// After this many milliseconds.
     DurationMs(u64),
     /// After this many numbers.
@@ -39,7 +39,8 @@ pub struct ClientReport {
     /// Largest number of outstanding requests.
     pub window: usize,
     /// Number of values that the client got.
-    pub requests: u64,
+    #[serde(rename = "requests")]
+    pub received_number_count: u64,
     /// Seconds from the first request to the last answer.
     pub seconds: f64,
     /// Numbers per second.
@@ -51,13 +52,15 @@ pub struct ClientReport {
     /// Wrong speculations on the upper four bytes (`spec-s0`).
     pub wrong_guesses: u64,
     /// Numbers that were not greater than all numbers the client had when it sent the request; must be 0.
-    pub not_increasing: u64,
+    #[serde(rename = "not_increasing")]
+    pub not_increasing_numbers: u64,
     /// Numbers that this client got twice; must be 0.
     pub duplicates: u64,
     /// Counts of failures.
     pub failures: FailureCounts,
     /// The numbers.
-    pub numbers: NumberSet,
+    #[serde(rename = "numbers")]
+    pub number_set: NumberSet,
 }
 
 /// Statistics of a server since its start.
@@ -68,16 +71,20 @@ pub struct ServerStats {
     /// Doorbells for answers; 0 with `atomics`.
     pub doorbells: u64,
     /// Histogram of the lengths of answer postlists: how many had 1, 2, 3 … work requests.
-    pub postlists: Vec<u64>,
+    #[serde(rename = "postlists")]
+    pub answer_postlists_by_length: Vec<u64>,
     /// Datagrams from senders that are not registered clients.
-    pub strangers: u64,
+    #[serde(rename = "strangers")]
+    pub datagrams_from_unknown_senders: u64,
     /// Number of clients that are connected.
     #[serde(rename = "clients")]
     pub connected_clients: u64,
     /// Number of clients that have ever connected.
     pub clients_total: u64,
     /// The first number that this server could give.
-    pub start: u64,
+    #[serde(rename = "start")]
+    pub first_number: u64,
     /// The next number that the server will give.
-    pub next: u64,
+    #[serde(rename = "next")]
+    pub next_number: u64,
 }

@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use verbs::{Waiter, time};
 
 use crate::lanes::{Lane, LaneResults};
-use crate::{ClientConfig, FailureCounts, RunEnd, WindowPolicy};
+use crate::{ClientConfig, FailureCounts, RunLimit, WindowPolicy};
 
 /// The reason why a session ended.
 pub(crate) enum SessionEnd {
@@ -23,17 +23,17 @@ pub(crate) enum SessionEnd {
 /// A run over one or more sessions.
 #[repr(C)]
 pub(crate) struct ClientRun {
-    target_numbers: u64,
+    target_number_count: u64,
     max_postlist_len: usize,
     /// Smallest room in the window for which requests are sent while answers arrive.
     min_sendable_requests: usize,
     waits_for_all_answers: bool,
     /// End of the run in nanoseconds, as [`time::now_ns`].
-    end_time_ns: Option<u64>,
+    run_deadline_ns: Option<u64>,
     /// Returns true if the run is to end earlier.
     should_end: fn() -> bool,
     answer_timeout_ns: u64,
-    pub(crate) doorbells: u64,
+    pub(crate) doorbell_count: u64,
     pub(crate) last_answer_time_ns: u64,
     pub(crate) latency: LatencyRecorder,
     pub(crate) start_time_ns: u64,
@@ -73,12 +73,12 @@ impl LatencyRecorder {
         self.buffered_ns[self.buffered_count] = nanos;
         self.buffered_count += 1;
         if self.buffered_count == BUFFERED_LATENCIES {
-            self.flush();
+            self.move_buffered_to_histogram();
         }
     }
 
     #[inline(never)]
-    fn flush(&mut self) {
+    fn move_buffered_to_histogram(&mut self) {
         for &nanos in &self.buffered_ns[..self.buffered_count] {
             // The cap limits the histogram's size: ten thousand simulated clients each have one.
             self.histogram += nanos.min(MAX_LATENCY_NS);
@@ -88,43 +88,47 @@ impl LatencyRecorder {
 
     /// Returns the histogram of all latencies.
     pub(crate) fn into_histogram(mut self) -> Histogram<u64> {
-        self.flush();
+        self.move_buffered_to_histogram();
         self.histogram
     }
 }
 
 impl ClientRun {
     /// Makes a run that ends with `until`, or when `should_end` returns true, if that is earlier.
-    pub(crate) fn new(until: RunEnd, should_end: fn() -> bool, config: &ClientConfig) -> Self {
+    pub(crate) fn new(until: RunLimit, should_end: fn() -> bool, config: &ClientConfig) -> Self {
         let started = time::now_ns();
         let (count, end) = match until {
-            RunEnd::Count(n) => (n, None),
+            RunLimit::Count(n) => (n, None),
             // A duration that overflows means no time limit.
-            RunEnd::DurationMs(ms) => (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started)),
+            RunLimit::DurationMs(ms) => {
+                (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started))
+            }
         };
         Self {
-            target_numbers: count,
-            end_time_ns: end,
+            target_number_count: count,
+            run_deadline_ns: end,
             should_end,
             max_postlist_len: config.batch.min(config.window),
-            min_sendable_requests: match config.policy {
+            min_sendable_requests: match config.window_policy {
                 WindowPolicy::FullPostlists => config.batch.min(config.window),
                 WindowPolicy::AsAnswered | WindowPolicy::StopAndGo => 1,
             },
-            waits_for_all_answers: config.policy == WindowPolicy::StopAndGo,
+            waits_for_all_answers: config.window_policy == WindowPolicy::StopAndGo,
             answer_timeout_ns: u64::try_from(config.answer_timeout().as_nanos())
                 .unwrap_or(u64::MAX),
             start_time_ns: started,
             last_answer_time_ns: started,
             latency: LatencyRecorder::new(config.latency_digits),
-            doorbells: 0,
+            doorbell_count: 0,
             failures: FailureCounts::default(),
         }
     }
 
     pub(crate) fn is_finished(&self, got: u64) -> bool {
-        got >= self.target_numbers
-            || self.end_time_ns.is_some_and(|end| time::now_ns() >= end)
+        got >= self.target_number_count
+            || self
+                .run_deadline_ns
+                .is_some_and(|end| time::now_ns() >= end)
             || (self.should_end)()
     }
 
@@ -134,7 +138,7 @@ impl ClientRun {
         if self.waits_for_all_answers && lane.unanswered_requests() > 0 {
             0
         } else {
-            lane.free_window()
+            lane.room_in_window()
         }
     }
 
@@ -154,15 +158,15 @@ impl ClientRun {
         };
         let (mut sent, mut answered) = (0u64, 0u64);
         // Outstanding postlists: the number of requests sent including the postlist, and the time.
-        let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.free_window() + 1);
+        let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.room_in_window() + 1);
         let mut waiter = Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128);
         let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
-        let refused = results.refused_requests;
+        let refused = results.refused_request_count;
         let (mut fresh, mut overdue) = (None, false);
         loop {
             if !stopping {
-                let left = self.target_numbers
-                    - results.received_numbers
+                let left = self.target_number_count
+                    - results.received_number_count
                     - lane.unanswered_requests() as u64;
                 let mut room = self
                     .sendable_requests(lane)
@@ -170,16 +174,16 @@ impl ClientRun {
                 // While answers arrive, only full postlists are sent; after some empty polls, shorter ones too.
                 while room >= self.min_sendable_requests || (room > 0 && waiter.misses() >= 16) {
                     let n = room.min(self.max_postlist_len);
-                    if let Err(e) = lane.send(n, results.one_past_largest) {
+                    if let Err(e) = lane.send(n, results.one_past_largest_number) {
                         return broken(lane, &e);
                     }
-                    self.doorbells += 1;
+                    self.doorbell_count += 1;
                     sent += n as u64;
                     // The time of the previous poll is accurate enough.
                     let now = fresh.take().unwrap_or_else(time::now_ns);
                     marks.push_back((sent, now));
-                    stopping = self.end_time_ns.is_some_and(|end| now >= end)
-                        || (self.doorbells.is_multiple_of(DOORBELLS_PER_END_CHECK)
+                    stopping = self.run_deadline_ns.is_some_and(|end| now >= end)
+                        || (self.doorbell_count.is_multiple_of(DOORBELLS_PER_END_CHECK)
                             && (self.should_end)());
                     // Without stop-and-go, answers are polled between two postlists.
                     room = if self.waits_for_all_answers {
@@ -205,14 +209,14 @@ impl ClientRun {
                             .add(self.last_answer_time_ns.saturating_sub(at));
                     }
                 }
-                stopping |= results.refused_requests > refused;
+                stopping |= results.refused_request_count > refused;
                 continue;
             }
             if lane.unanswered_requests() == 0 {
-                if results.refused_requests > refused {
+                if results.refused_request_count > refused {
                     return SessionEnd::NumbersUsedUp;
                 }
-                if stopping || results.received_numbers >= self.target_numbers {
+                if stopping || results.received_number_count >= self.target_number_count {
                     return SessionEnd::RunFinished;
                 }
                 if lane.needs_new_session() {
@@ -227,7 +231,7 @@ impl ClientRun {
                 && lane.polls_only_cq()
             {
                 let late = since.saturating_add(self.answer_timeout_ns);
-                let end = self.end_time_ns.filter(|_| !stopping);
+                let end = self.run_deadline_ns.filter(|_| !stopping);
                 waiter.idle_polling_cq_until(end.map_or(late, |end| end.min(late)));
             } else {
                 waiter.idle();
@@ -235,7 +239,8 @@ impl ClientRun {
             // Reading the clock costs as much as a poll, and less than a yield.
             if waiter.misses().is_multiple_of(256) || !waiter.is_spinning() || overdue {
                 let now = time::now_ns();
-                stopping |= self.end_time_ns.is_some_and(|end| now >= end) || (self.should_end)();
+                stopping |=
+                    self.run_deadline_ns.is_some_and(|end| now >= end) || (self.should_end)();
                 if std::mem::take(&mut progress) {
                     since = now;
                     overdue = false;
@@ -283,18 +288,18 @@ mod tests {
 
         fn run(&mut self) -> SessionEnd {
             let config = ClientConfig {
-                deadline_ms: 20,
+                answer_timeout_ms: 20,
                 window: 1,
                 batch: 1,
                 ..ClientConfig::default()
             };
-            ClientRun::new(RunEnd::Count(1), || false, &config)
+            ClientRun::new(RunLimit::Count(1), || false, &config)
                 .keep_window_full_until_end(self, &mut LaneResults::default())
         }
     }
 
     impl Lane for Unscheduled {
-        fn free_window(&self) -> usize {
+        fn room_in_window(&self) -> usize {
             1 - self.outstanding
         }
 
@@ -313,7 +318,7 @@ mod tests {
                 return Ok(0);
             }
             self.outstanding = 0;
-            results.received_numbers += 1;
+            results.received_number_count += 1;
             Ok(1)
         }
     }
@@ -351,7 +356,7 @@ mod tests {
     }
 
     impl Lane for Answering {
-        fn free_window(&self) -> usize {
+        fn room_in_window(&self) -> usize {
             self.window - self.outstanding
         }
 
@@ -368,7 +373,7 @@ mod tests {
         fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
             let came = self.outstanding.min(3);
             self.outstanding -= came;
-            results.received_numbers += came as u64;
+            results.received_number_count += came as u64;
             Ok(came)
         }
     }
@@ -378,7 +383,7 @@ mod tests {
         let config = ClientConfig {
             window: 8,
             batch,
-            policy,
+            window_policy: policy,
             ..ClientConfig::default()
         };
         let mut lane = Answering {
@@ -387,9 +392,9 @@ mod tests {
             sends: Vec::new(),
         };
         let mut results = LaneResults::default();
-        let end = ClientRun::new(RunEnd::Count(16), || false, &config)
+        let end = ClientRun::new(RunLimit::Count(16), || false, &config)
             .keep_window_full_until_end(&mut lane, &mut results);
-        assert!(matches!(end, SessionEnd::RunFinished) && results.received_numbers == 16);
+        assert!(matches!(end, SessionEnd::RunFinished) && results.received_number_count == 16);
         lane.sends
     }
 

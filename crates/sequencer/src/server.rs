@@ -39,7 +39,7 @@ pub struct Sequencer {
 
 /// The threads that run a server's workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum ServerRuntime {
+pub enum WorkerThreads {
     /// The server starts its own threads.
     #[default]
     OwnThreads,
@@ -73,7 +73,7 @@ impl Drop for ClientResources {
                 reserved_window: window,
             } = slot;
             let worker = &self.sequencer.workers[worker];
-            worker.mailbox.send(Command::Remove { index, window });
+            worker.mailbox.send(Command::RemoveClient { index, window });
         }
         lock(&self.sequencer.client_qps).remove(&self.slot.index());
     }
@@ -82,7 +82,7 @@ impl Drop for ClientResources {
 impl Service for Sequencer {
     type Protocol = RendezvousProtocol;
     type Config = ServerConfig;
-    type Runtime = ServerRuntime;
+    type Environment = WorkerThreads;
     type Worker = RpcServer;
     type WorkerError = RpcError;
     type Session = ClientResources;
@@ -91,16 +91,16 @@ impl Service for Sequencer {
     fn new(
         context: &Context,
         config: ServerConfig,
-        runtime: ServerRuntime,
+        runtime: WorkerThreads,
     ) -> Result<(Arc<Self>, Vec<RpcServer>), ServerError> {
-        if runtime == ServerRuntime::CallerThreads && config.state.is_some() {
+        if runtime == WorkerThreads::CallerThreads && config.state_path.is_some() {
             return Err(ServerError::Config(
                 "a server without threads keeps no state file".to_owned(),
             ));
         }
-        let state = config.state.as_deref();
+        let state = config.state_path.as_deref();
         let state = state.map(|path| StateFile::open(path, config.start));
-        let mut state = state.transpose().map_err(ServerError::service)?;
+        let mut state = state.transpose().map_err(ServerError::service_failed)?;
         let port = config.nic.port_and_gid(context)?;
         let (start, limit) = first_number_and_limit(&config, state.as_mut())?;
         let pd = context.alloc_pd()?;
@@ -172,7 +172,7 @@ impl Service for Sequencer {
         Ok((accepted, session))
     }
 
-    fn work(&self, index: usize, engine: RpcServer) -> Result<(), RpcError> {
+    fn run_worker(&self, index: usize, engine: RpcServer) -> Result<(), RpcError> {
         let speculate = self.config.design == Design::SpecS0;
         worker::run_until_stop_command(engine, &self.workers[index], &self.counter, speculate)
     }
@@ -204,12 +204,12 @@ impl Service for Sequencer {
                 counts.answered_requests
             },
             doorbells: counts.doorbells,
-            postlists: counts.postlists_by_length,
-            strangers: counts.requests_from_unknown_clients,
+            answer_postlists_by_length: counts.postlists_by_length,
+            datagrams_from_unknown_senders: counts.requests_from_unknown_clients,
             connected_clients: clients.now,
             clients_total: clients.ever,
-            start,
-            next,
+            first_number: start,
+            next_number: next,
         }
     }
 
@@ -243,7 +243,9 @@ fn first_number_and_limit(
         return Ok((start, end));
     };
     let limit = start.saturating_add(config.reserve).min(end);
-    state.reserve_below(limit).map_err(ServerError::service)?;
+    state
+        .reserve_below(limit)
+        .map_err(ServerError::service_failed)?;
     Ok((start, limit))
 }
 
@@ -286,7 +288,7 @@ fn create_datagram_worker(
     pd: &ProtectionDomain,
     port: &BufferedUdQpConfig,
 ) -> Result<(RpcServer, Arc<WorkerShared>), ServerError> {
-    let answers = config.answers.unwrap_or(config.batch);
+    let answers = config.max_answers_per_doorbell.unwrap_or(config.batch);
     let server = |_| {
         let server = datagram::Server::new(pd, config.batch, port)?;
         if config.rotates_answer_qps {
@@ -302,7 +304,7 @@ fn create_datagram_worker(
     };
     let servers = (0..receiving).map(server);
     let servers: Result<Vec<_>, RpcError> = servers.collect();
-    let servers = servers.map_err(ServerError::service)?;
+    let servers = servers.map_err(ServerError::service_failed)?;
     let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
     let depth = port.recv_depth as usize;
     let shared = WorkerShared::new(endpoints, None, config.max_clients, depth)?;
@@ -325,8 +327,8 @@ fn create_herd_worker(
             _ => config.batch,
         },
         answer_qps: config.queues_per_worker(),
-        region_scan: config.scan,
-        answer_qps_per_batch: config.split,
+        region_scan: config.request_region_scan,
+        answer_qps_per_batch: config.qps_per_answer_batch,
     };
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
     let layout = herd::RequestRegionLayout {
@@ -334,7 +336,7 @@ fn create_herd_worker(
         max_payload_bytes: 0,
     };
     let server = herd::Server::new(pd, layout, config.max_clients, doorbells, port);
-    let server = server.map_err(ServerError::service)?;
+    let server = server.map_err(ServerError::service_failed)?;
     let region = Some((server.request_region(), layout));
     let shared = WorkerShared::new(Vec::new(), region, config.max_clients, usize::MAX)?;
     Ok((RpcServer::Herd(Box::new(server)), Arc::new(shared)))
@@ -382,24 +384,26 @@ impl Sequencer {
         }
     }
 
-    fn accepted_without_memory(&self, endpoint: verbs::QpEndpoint) -> Accepted {
+    fn accepted_message_without_memory(&self, endpoint: verbs::QpEndpoint) -> Accepted {
         Accepted {
             design: self.config.design,
-            start: self.counter.first_number(),
-            next: self.counter.next_number(),
-            end: self.counter.end_of_numbers(),
+            first_number: self.counter.first_number(),
+            approximate_next_number: self.counter.next_number(),
+            end_of_numbers: self.counter.end_of_numbers(),
             endpoint,
-            counter: None,
-            limit: None,
-            slots: None,
-            workers: Vec::new(),
-            unordered: self.config.rotates_answer_qps,
-            layout: None,
+            counter_memory: None,
+            limit_memory: None,
+            request_slots: None,
+            request_slots_by_worker: Vec::new(),
+            answers_may_be_reordered: self.config.rotates_answer_qps,
+            request_region_layout: None,
         }
     }
 
     fn admit_atomics(&self, hello: &Hello, slot: u32) -> Result<Accepted, ClientRefusal> {
-        let peer = hello.rc.ok_or_else(|| missing_endpoint_refusal("rc"))?;
+        let peer = hello
+            .rc_endpoint
+            .ok_or_else(|| missing_endpoint_refusal("rc"))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (endpoint, qp) =
             connect_responder_qp(&self.pd, &self.responder_cq, self.port, access, &peer)?;
@@ -407,13 +411,13 @@ impl Sequencer {
         // The reserver polls the counter while clients are connected.
         self.counter.wake_reserver();
         let (counter, limit) = (
-            self.counter.remote_next_number(),
-            self.counter.remote_limit(),
+            self.counter.remote_memory_of_next_number(),
+            self.counter.remote_memory_of_limit(),
         );
         Ok(Accepted {
-            counter: Some(counter),
-            limit: Some(limit),
-            ..self.accepted_without_memory(endpoint)
+            counter_memory: Some(counter),
+            limit_memory: Some(limit),
+            ..self.accepted_message_without_memory(endpoint)
         })
     }
 
@@ -422,19 +426,21 @@ impl Sequencer {
         hello: &Hello,
         worker_slots: &mut Vec<ClientSlotAtWorker>,
     ) -> Result<Accepted, ClientRefusal> {
-        let peer = hello.ud.ok_or_else(|| missing_endpoint_refusal("ud"))?;
+        let peer = hello
+            .ud_endpoint
+            .ok_or_else(|| missing_endpoint_refusal("ud"))?;
         let to = self.pd.ud_destination_from(self.port, &peer);
         let to = to.map_err(ClientRefusal::temporary)?;
         let (worker, index) = self.take_slot_at_least_busy_worker(hello.window, worker_slots)?;
         let added = worker
             .mailbox
-            .send_and_wait(|done| Command::AddDatagram { index, to, done });
+            .send_and_wait(|done| Command::AddDatagramClient { index, to, done });
         added.map_err(ClientRefusal::temporary)?;
         let queue = index as usize % worker.endpoints.len().max(1);
         let endpoint = worker.endpoints.get(queue);
         let endpoint =
             endpoint.ok_or_else(|| ClientRefusal::temporary("the worker has no endpoint"))?;
-        Ok(self.accepted_without_memory(*endpoint))
+        Ok(self.accepted_message_without_memory(*endpoint))
     }
 
     fn admit_herd(
@@ -443,8 +449,12 @@ impl Sequencer {
         worker_slots: &mut Vec<ClientSlotAtWorker>,
     ) -> Result<Accepted, ClientRefusal> {
         let (uc, ud) = (
-            hello.uc.ok_or_else(|| missing_endpoint_refusal("uc"))?,
-            hello.ud.ok_or_else(|| missing_endpoint_refusal("ud"))?,
+            hello
+                .uc_endpoint
+                .ok_or_else(|| missing_endpoint_refusal("uc"))?,
+            hello
+                .ud_endpoint
+                .ok_or_else(|| missing_endpoint_refusal("ud"))?,
         );
         let connected = herd::connect_client(&self.pd, self.port, &self.responder_cq, (&uc, &ud));
         let herd::ConnectedClient {
@@ -467,7 +477,7 @@ impl Sequencer {
             });
             let found = slots
                 .ok_or_else(|| ClientRefusal::temporary("the worker has no request region"))?;
-            let added = worker.mailbox.send_and_wait(|done| Command::AddHerd {
+            let added = worker.mailbox.send_and_wait(|done| Command::AddHerdClient {
                 index,
                 qp: Arc::clone(&qp),
                 to: to.clone(),
@@ -477,20 +487,20 @@ impl Sequencer {
             added.map_err(ClientRefusal::temporary)?;
             Ok::<_, ClientRefusal>(found)
         };
-        let mut accepted = self.accepted_without_memory(endpoint);
-        if hello.spread {
+        let mut accepted = self.accepted_message_without_memory(endpoint);
+        if hello.requests_rotate_over_workers {
             for number in 0..self.workers.len() {
                 let tag = herd::WorkerTag::of_worker(number);
                 let tag = tag.ok_or_else(|| ClientRefusal::permanent("it has too many workers"))?;
                 let (worker, index) = self.take_slot_at(number, 0, worker_slots)?;
                 let (slots, layout) = add(worker, index, tag)?;
-                accepted.workers.push(slots);
-                accepted.layout = Some(layout);
+                accepted.request_slots_by_worker.push(slots);
+                accepted.request_region_layout = Some(layout);
             }
         } else {
             let (worker, index) = self.take_slot_at_least_busy_worker(0, worker_slots)?;
             let (slots, layout) = add(worker, index, herd::WorkerTag::SINGLE_WORKER)?;
-            (accepted.slots, accepted.layout) = (Some(slots), Some(layout));
+            (accepted.request_slots, accepted.request_region_layout) = (Some(slots), Some(layout));
         }
         Ok(accepted)
     }
@@ -503,7 +513,7 @@ impl Sequencer {
     ) -> Result<(&WorkerShared, u32), ClientRefusal> {
         let fits = |w: &Arc<WorkerShared>| {
             let p = lock(&w.client_slots);
-            p.has_room(window).then_some(p.clients)
+            p.has_room(window).then_some(p.client_count)
         };
         let best = (0..self.workers.len())
             .filter_map(|i| Some((fits(&self.workers[i])?, i)))

@@ -28,12 +28,12 @@ pub(crate) struct ClientSlots {
     free_indices: Vec<u32>,
     /// Free request capacity of each queue pair to which clients send; of the worker if clients WRITE.
     free_request_capacity_by_qp: Vec<usize>,
-    pub(crate) clients: usize,
+    pub(crate) client_count: usize,
 }
 
 impl ClientSlots {
     /// Returns the position in `free_indices` of an index whose queue pair has room for a window.
-    fn find_free(&self, window: usize) -> Option<usize> {
+    fn find_free_index_for_window(&self, window: usize) -> Option<usize> {
         let room = |index: &u32| {
             self.free_request_capacity_by_qp
                 [*index as usize % self.free_request_capacity_by_qp.len()]
@@ -45,34 +45,36 @@ impl ClientSlots {
 
     /// Returns true if a client with this window can be accepted.
     pub(crate) fn has_room(&self, window: usize) -> bool {
-        self.find_free(window).is_some()
+        self.find_free_index_for_window(window).is_some()
     }
 
     /// Takes a client index; returns `None` if no queue pair has room.
     pub(crate) fn reserve_client_index(&mut self, window: usize) -> Option<u32> {
-        let index = self.free_indices.remove(self.find_free(window)?);
+        let index = self
+            .free_indices
+            .remove(self.find_free_index_for_window(window)?);
         let queue = index as usize % self.free_request_capacity_by_qp.len();
         self.free_request_capacity_by_qp[queue] -= window;
-        self.clients += 1;
+        self.client_count += 1;
         Some(index)
     }
 
-    fn release(&mut self, index: u32, window: usize) {
+    fn release_client_index(&mut self, index: u32, window: usize) {
         self.free_indices.push(index);
         let queue = index as usize % self.free_request_capacity_by_qp.len();
         self.free_request_capacity_by_qp[queue] += window;
-        self.clients -= 1;
+        self.client_count -= 1;
     }
 }
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    AddDatagram {
+    AddDatagramClient {
         index: u32,
         to: UdDestination,
         done: ResultSender,
     },
-    AddHerd {
+    AddHerdClient {
         index: u32,
         /// The client's queue pair, which other workers may share.
         qp: Arc<QueuePair<Uc>>,
@@ -81,7 +83,7 @@ pub(crate) enum Command {
         slots: (u32, herd::WorkerTag),
         done: ResultSender,
     },
-    Remove {
+    RemoveClient {
         index: u32,
         window: usize,
     },
@@ -103,14 +105,14 @@ impl WorkerShared {
             client_slots: Mutex::new(ClientSlots {
                 free_indices: (0..max_clients).rev().collect(),
                 free_request_capacity_by_qp: free_capacity,
-                clients: 0,
+                client_count: 0,
             }),
             mailbox: Mailbox::new()?,
         })
     }
 
     fn release_client_slot(&self, index: u32, window: usize) {
-        lock(&self.client_slots).release(index, window);
+        lock(&self.client_slots).release_client_index(index, window);
     }
 }
 
@@ -148,8 +150,8 @@ impl RpcServer {
 
     fn add_client(&mut self, command: Command) {
         let done = match (self, command) {
-            (Self::Datagram(servers, _), Command::AddDatagram { index, to, done }) => {
-                let added = server_of(servers, index).add_client_if_qpn_free(index, to);
+            (Self::Datagram(servers, _), Command::AddDatagramClient { index, to, done }) => {
+                let added = server_of_client(servers, index).add_client_if_qpn_free(index, to);
                 (
                     done,
                     if added {
@@ -161,7 +163,7 @@ impl RpcServer {
             }
             (
                 Self::Herd(s),
-                Command::AddHerd {
+                Command::AddHerdClient {
                     index,
                     qp,
                     to,
@@ -181,14 +183,14 @@ impl RpcServer {
 
     fn remove_client(&mut self, index: u32) {
         match self {
-            Self::Datagram(servers, _) => server_of(servers, index).remove_client(index),
+            Self::Datagram(servers, _) => server_of_client(servers, index).remove_client(index),
             Self::Herd(s) => s.remove_client(index),
         }
     }
 }
 
 /// Returns the server of the client with this index.
-fn server_of(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Server {
+fn server_of_client(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Server {
     let n = servers.len();
     &mut servers[index as usize % n]
 }
@@ -205,7 +207,7 @@ pub(crate) fn run_until_stop_command(
         answers_header_only_if_guess_is_right: speculate,
     };
     let mut running = RunningWorker {
-        engine,
+        rpc_server: engine,
         shared,
         handler,
     };
@@ -213,7 +215,7 @@ pub(crate) fn run_until_stop_command(
 }
 
 struct RunningWorker<'r> {
-    engine: RpcServer,
+    rpc_server: RpcServer,
     shared: &'r WorkerShared,
     handler: NumberHandler<'r>,
 }
@@ -227,27 +229,27 @@ impl WorkerLoop for RunningWorker<'_> {
     fn execute_and_continue(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
-            Command::Remove { index, window } => {
-                self.engine.remove_client(index);
+            Command::RemoveClient { index, window } => {
+                self.rpc_server.remove_client(index);
                 self.shared.release_client_slot(index, window);
             }
-            add => self.engine.add_client(add),
+            add => self.rpc_server.add_client(add),
         }
         true
     }
 
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
-        self.engine.poll(&mut self.handler)
+        self.rpc_server.poll(&mut self.handler)
     }
 
     fn counts(&self) -> RpcWorkerCounts {
-        self.engine.counts()
+        self.rpc_server.counts()
     }
 
     #[inline]
     fn wait_briefly(&self, waiter: &mut Waiter) {
-        match &self.engine {
+        match &self.rpc_server {
             RpcServer::Datagram(..) => waiter.idle(),
             RpcServer::Herd(s) => waiter.idle_polling_memory(s.polled_memory()),
         }
@@ -257,7 +259,7 @@ impl WorkerLoop for RunningWorker<'_> {
     /// limit.
     #[cold]
     fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
-        match &mut self.engine {
+        match &mut self.rpc_server {
             RpcServer::Datagram(servers, channel) => {
                 // The CQ is armed first, polled once more, and only then waited for, so that no datagram is missed in
                 // between.

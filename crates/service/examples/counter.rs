@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use service::{
     Capabilities, ClientRefusal, ClientSlot, ClientsConnected, FreeSlots, NicConfig, Protocol,
-    ServerError, ServerLocation, Service, UnsupportedDesign, config::in_range,
+    ServerError, ServerLocation, Service, UnsupportedDesign, config::check_in_range,
 };
 use verbs::{
     CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QpEndpoint, RemoteMemory, Waiter,
@@ -37,7 +37,7 @@ struct Config {
 
 impl service::ServerConfig for Config {
     fn check(&self) -> Result<(), String> {
-        in_range("max_clients", self.max_clients, 1..=64)
+        check_in_range("max_clients", self.max_clients, 1..=64)
     }
     fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign> {
         Design::Rpc.check(device)
@@ -148,7 +148,7 @@ impl Drop for Session {
 impl Service for Counter {
     type Protocol = Rendezvous;
     type Config = Config;
-    type Runtime = ();
+    type Environment = ();
     type Worker = herd::Server;
     type WorkerError = RpcError;
     type Session = Session;
@@ -166,7 +166,7 @@ impl Service for Counter {
         };
         let ud = BufferedUdQpConfig::default();
         let worker = herd::Server::new(&pd, LAYOUT, config.max_clients, doorbells, &ud);
-        let worker = worker.map_err(ServerError::service)?;
+        let worker = worker.map_err(ServerError::service_failed)?;
         let counter = Self {
             cq: context.create_cq(1)?,
             port,
@@ -213,7 +213,7 @@ impl Service for Counter {
         Ok((accepted, session))
     }
 
-    fn work(&self, _index: usize, engine: herd::Server) -> Result<(), RpcError> {
+    fn run_worker(&self, _index: usize, engine: herd::Server) -> Result<(), RpcError> {
         let add = Add(&self.value);
         worker::run(&mut Worker { engine, add }, &self.mailbox)
     }

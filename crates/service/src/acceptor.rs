@@ -25,7 +25,7 @@ pub(crate) struct Acceptor {
 struct SharedState {
     /// Duplicate handles of the connections, used to shut them down.
     shutdown_handles: Mutex<HashMap<u64, TcpStream>>,
-    stop: AtomicBool,
+    stop_requested: AtomicBool,
     wake_eventfd: OwnedFd,
 }
 
@@ -54,13 +54,14 @@ impl Acceptor {
     ) -> io::Result<Self> {
         let shared = Arc::new(SharedState {
             shutdown_handles: Mutex::default(),
-            stop: AtomicBool::new(false),
+            stop_requested: AtomicBool::new(false),
             wake_eventfd: eventfd(0, EventfdFlags::CLOEXEC)?,
         });
         let accepting = Arc::clone(&shared);
         let serve = Arc::new(serve);
         let thread = std::thread::Builder::new().name("rendezvous".to_owned());
-        let thread = thread.spawn(move || accept(&listener, &accepting, &serve))?;
+        let thread = thread
+            .spawn(move || accept_connections_until_stopped(&listener, &accepting, &serve))?;
         Ok(Self {
             shared,
             thread: Some(thread),
@@ -70,7 +71,7 @@ impl Acceptor {
 
 impl Drop for Acceptor {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
+        self.shared.stop_requested.store(true, Ordering::Release);
         // This write cannot fail: the counter of the eventfd has room.
         let _ = rustix::io::write(&self.shared.wake_eventfd, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
@@ -80,12 +81,15 @@ impl Drop for Acceptor {
     }
 }
 
-fn accept<F>(listener: &TcpListener, shared: &Arc<SharedState>, serve: &Arc<F>)
-where
+fn accept_connections_until_stopped<F>(
+    listener: &TcpListener,
+    shared: &Arc<SharedState>,
+    serve: &Arc<F>,
+) where
     F: Fn(TcpStream) + Send + Sync + 'static,
 {
     let mut threads: Vec<JoinHandle<()>> = Vec::new();
-    let stopping = || shared.stop.load(Ordering::Acquire);
+    let stopping = || shared.stop_requested.load(Ordering::Acquire);
     for id in 0.. {
         let mut fds = [
             PollFd::new(listener, PollFlags::IN),

@@ -129,7 +129,10 @@ impl<P: Protocol> ServerLocation<P> {
                 let connected = Handshake::connect_and_receive_offer(server, P::SERVICE, timeout);
                 let (handshake, offer) = connected.map_err(unreachable)?;
                 let (prepared, hello) = prepare(&offer)?;
-                match handshake.send_hello(&hello).map_err(unreachable)? {
+                match handshake
+                    .send_hello_and_receive_answer(&hello)
+                    .map_err(unreachable)?
+                {
                     (Answer::Accepted(accepted), stream) => {
                         Ok((prepared, accepted, ClientSession(ServerLink::Tcp(stream))))
                     }

@@ -35,7 +35,11 @@ pub trait ServerConfig {
 ///
 /// # Errors
 /// Names the value, and states its range.
-pub fn in_range(name: &str, value: usize, range: RangeInclusive<usize>) -> Result<(), String> {
+pub fn check_in_range(
+    name: &str,
+    value: usize,
+    range: RangeInclusive<usize>,
+) -> Result<(), String> {
     if range.contains(&value) {
         return Ok(());
     }

@@ -17,7 +17,8 @@ pub struct UnsupportedDesign {
     /// Capabilities that the design needs and the device lacks; never empty.
     pub lacks: Vec<MissingCapability>,
     /// Designs that the device can run.
-    pub runnable: Vec<&'static str>,
+    #[serde(rename = "runnable")]
+    pub runnable_designs: Vec<&'static str>,
 }
 
 impl fmt::Display for UnsupportedDesign {
@@ -38,10 +39,10 @@ impl fmt::Display for UnsupportedDesign {
             self.device,
             self.provider,
             why.join("; "),
-            if self.runnable.is_empty() {
+            if self.runnable_designs.is_empty() {
                 "none".to_owned()
             } else {
-                self.runnable.join(", ")
+                self.runnable_designs.join(", ")
             },
         )
     }
@@ -72,7 +73,7 @@ pub fn check(
         device: device.device_name.clone(),
         provider: device.provider_name,
         lacks,
-        runnable: all.iter().filter_map(runs).collect(),
+        runnable_designs: all.iter().filter_map(runs).collect(),
     })
 }
 

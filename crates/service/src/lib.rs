@@ -25,11 +25,11 @@
 
 mod acceptor;
 mod client;
+mod client_slots;
 pub mod config;
 mod connector;
 pub mod design;
 pub mod history;
-mod host;
 mod local;
 pub mod lock_recovery;
 mod nic;
@@ -39,24 +39,24 @@ pub mod random;
 mod rendezvous;
 mod report;
 mod server;
+mod service_trait;
 pub mod sessions;
-mod slots;
 pub mod worker;
 pub mod workload;
 
 pub use verbs::{Capabilities, Capability};
 
 pub use client::{ClientSession, ConnectError, ServerLocation};
+pub use client_slots::{ClientSlot, FreeSlots};
 pub use config::ServerConfig;
 pub use connector::LocalConnector;
 pub use design::UnsupportedDesign;
-pub use host::{
-    AcceptedOf, ClientsConnected, FirstFailure, HelloOf, ServerError, ServerOfferOf, Service,
-};
 pub use local::{LocalServer, LocalWorker};
 pub use nic::{NicConfig, OpenError};
 pub use protocol::{Hello, Protocol, ServerOffer};
 pub use rendezvous::{Answer, ClientRefusal};
 pub use report::LatencySummary;
 pub use server::Server;
-pub use slots::{ClientSlot, FreeSlots};
+pub use service_trait::{
+    AcceptedOf, ClientsConnected, FirstFailure, HelloOf, ServerError, ServerOfferOf, Service,
+};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use verbs::Context;
 
 use crate::connector::{AcceptSide, LocalConnector};
-use crate::host::{ServerError, Service, SharedService};
+use crate::service_trait::{ServerError, Service, SharedService};
 
 /// A server whose workers the caller runs.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl<S: Service> LocalServer<S> {
     pub fn new(
         context: &Context,
         config: S::Config,
-        runtime: S::Runtime,
+        runtime: S::Environment,
     ) -> Result<Self, ServerError> {
         SharedService::<S>::check_config_and_device(context, &config)?;
         let (host, workers) = SharedService::new(context, config, runtime)?;

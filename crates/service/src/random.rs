@@ -19,7 +19,7 @@ impl Random {
 
     /// Returns a number below `n`.
     #[inline]
-    pub fn below(&mut self, n: u64) -> u64 {
+    pub fn next_below(&mut self, n: u64) -> u64 {
         let wide = u128::from(self.next_u64()) * u128::from(n);
         (wide >> 64) as u64
     }

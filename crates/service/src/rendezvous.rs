@@ -62,7 +62,7 @@ impl ClientRefusal {
 }
 
 /// Sets the options of a connection.
-fn configure(stream: &TcpStream) -> io::Result<()> {
+fn set_tcp_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     enable_keepalive(stream, KEEPALIVE_IDLE)
 }
@@ -148,7 +148,7 @@ impl Handshake {
         timeout: Duration,
     ) -> io::Result<(Self, W)> {
         let mut stream = connect_tcp(server, timeout)?;
-        configure(&stream)?;
+        set_tcp_options(&stream)?;
         let offer = receive_line(&mut stream, whose, timeout)?;
         let handshake = Self {
             stream,
@@ -163,7 +163,7 @@ impl Handshake {
     ///
     /// # Errors
     /// As writing and reading.
-    pub(crate) fn send_hello<A: DeserializeOwned>(
+    pub(crate) fn send_hello_and_receive_answer<A: DeserializeOwned>(
         mut self,
         hello: &impl Serialize,
     ) -> io::Result<(Answer<A>, TcpStream)> {
@@ -216,7 +216,7 @@ pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
     accept: impl FnOnce(&H) -> Result<(A, S), ClientRefusal>,
 ) {
     let mut receive_hello = || {
-        configure(&stream)?;
+        set_tcp_options(&stream)?;
         send_line(&mut stream, offer)?;
         receive_line(&mut stream, whose, HELLO_TIMEOUT)
     };
@@ -282,7 +282,9 @@ mod tests {
         let timeout = Duration::from_secs(60);
         let (handshake, _) = Handshake::connect_and_receive_offer::<u64>(&address, "test", timeout)
             .expect("it connects");
-        let (_, client) = handshake.send_hello::<u64>(&1).expect("an answer");
+        let (_, client) = handshake
+            .send_hello_and_receive_answer::<u64>(&1)
+            .expect("an answer");
         let keepalive = |stream: &TcpStream| {
             let idle = tcp_keepidle(stream).expect("an option");
             socket_keepalive(stream).expect("an option").then_some(idle)

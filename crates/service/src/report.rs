@@ -23,7 +23,7 @@ pub struct LatencySummary {
 impl LatencySummary {
     /// Returns the percentiles of a histogram of nanoseconds, without the mean; all 0 for an empty
     /// histogram.
-    pub fn of(histogram: &hdrhistogram::Histogram<u64>) -> Self {
+    pub fn from_histogram(histogram: &hdrhistogram::Histogram<u64>) -> Self {
         if histogram.is_empty() {
             return Self::default();
         }
@@ -38,7 +38,7 @@ impl LatencySummary {
     }
 
     /// Returns the percentiles and the mean of a histogram of nanoseconds.
-    pub fn with_mean(histogram: &hdrhistogram::Histogram<u64>) -> Self {
+    pub fn from_histogram_with_mean(histogram: &hdrhistogram::Histogram<u64>) -> Self {
         let mean_ns = Some(if histogram.is_empty() {
             0.0
         } else {
@@ -46,7 +46,7 @@ impl LatencySummary {
         });
         Self {
             mean_ns,
-            ..Self::of(histogram)
+            ..Self::from_histogram(histogram)
         }
     }
 }

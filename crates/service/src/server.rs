@@ -9,9 +9,9 @@ use verbs::Context;
 use crate::acceptor::Acceptor;
 use crate::config::ServerConfig;
 use crate::connector::AcceptSide;
-use crate::host::{ServerError, Service, SharedService};
 use crate::protocol::Protocol;
 use crate::rendezvous::serve_connection;
+use crate::service_trait::{ServerError, Service, SharedService};
 
 /// A running server; dropping it stops the server.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl<S: Service> Server<S> {
         };
         let listener = TcpListener::bind(config.listen_address()).map_err(listen)?;
         let address = listener.local_addr().map_err(ServerError::from)?;
-        let (host, workers) = SharedService::new(context, config, S::Runtime::default())?;
+        let (host, workers) = SharedService::new(context, config, S::Environment::default())?;
         prepare(&host.service)?;
         let mut server = Self {
             shared_service: host,

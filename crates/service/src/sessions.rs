@@ -14,7 +14,7 @@ pub const MAX_WINDOW: usize = 4096;
 
 /// State of a change that arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChangeState {
+pub enum ChangeStatus {
     /// The change is new and must be executed.
     New,
     /// The change was executed, with this answer.
@@ -55,20 +55,20 @@ impl Session {
 
     /// Returns the state of a change.
     #[inline]
-    pub fn change_state(&self, seq: u32) -> ChangeState {
+    pub fn state_of_change(&self, seq: u32) -> ChangeStatus {
         let behind = self.highest_change_number.wrapping_sub(seq);
         if self.highest_change_number != 0
             && behind < 1 << 31
             && behind as usize >= self.recent_answers.len()
         {
-            return ChangeState::Stale;
+            return ChangeStatus::Stale;
         }
         match self
             .recent_answers
             .get(seq as usize % self.recent_answers.len())
         {
-            Some(&(number, answer)) if number == seq && seq != 0 => ChangeState::Answered(answer),
-            _ => ChangeState::New,
+            Some(&(number, answer)) if number == seq && seq != 0 => ChangeStatus::Answered(answer),
+            _ => ChangeStatus::New,
         }
     }
 
@@ -189,27 +189,27 @@ mod tests {
         let mut sessions = WorkerSessions::new(1 << 17);
         sessions.connect(3, 77, 64);
         let s = sessions.session(3).expect("connected");
-        assert_eq!(s.change_state(1), ChangeState::New);
+        assert_eq!(s.state_of_change(1), ChangeStatus::New);
         s.record_answer(1, 100);
         s.record_answer(3, 300);
         sessions.disconnect(3);
         assert!(sessions.session(3).is_none());
         sessions.connect(0, 78, 64);
         assert_eq!(
-            sessions.session(0).expect("connected").change_state(1),
-            ChangeState::New
+            sessions.session(0).expect("connected").state_of_change(1),
+            ChangeStatus::New
         );
         sessions.connect(5, 77, 64);
         let s = sessions.session(5).expect("connected");
-        assert_eq!(s.change_state(1), ChangeState::Answered(100));
-        assert_eq!(s.change_state(2), ChangeState::New);
-        assert_eq!(s.change_state(3), ChangeState::Answered(300));
+        assert_eq!(s.state_of_change(1), ChangeStatus::Answered(100));
+        assert_eq!(s.state_of_change(2), ChangeStatus::New);
+        assert_eq!(s.state_of_change(3), ChangeStatus::Answered(300));
         // The old connection may still exist when the new one arrives.
         sessions.connect(6, 77, 64);
         assert!(sessions.session(5).is_none());
         assert_eq!(
-            sessions.session(6).expect("connected").change_state(3),
-            ChangeState::Answered(300)
+            sessions.session(6).expect("connected").state_of_change(3),
+            ChangeStatus::Answered(300)
         );
         sessions.disconnect(5);
         assert!(sessions.session(6).is_some());
@@ -219,25 +219,25 @@ mod tests {
     fn what_is_long_past_is_stale_also_when_numbers_wrap() {
         let mut s = Session::new(64, 1 << 17);
         for seq in [u32::MAX - 1, u32::MAX, 1, 2] {
-            assert_eq!(s.change_state(seq), ChangeState::New);
+            assert_eq!(s.state_of_change(seq), ChangeStatus::New);
             s.record_answer(seq, 5);
-            assert_eq!(s.change_state(seq), ChangeState::Answered(5));
+            assert_eq!(s.state_of_change(seq), ChangeStatus::Answered(5));
         }
         s.record_answer(2 + change_number_span(64), 6);
-        assert_eq!(s.change_state(2), ChangeState::Stale);
-        assert_eq!(s.change_state(3), ChangeState::New);
-        assert_eq!(s.change_state(u32::MAX), ChangeState::Stale);
+        assert_eq!(s.state_of_change(2), ChangeStatus::Stale);
+        assert_eq!(s.state_of_change(3), ChangeStatus::New);
+        assert_eq!(s.state_of_change(u32::MAX), ChangeStatus::Stale);
     }
 
     #[test]
     fn a_new_session_accepts_any_first_number() {
         for first in [1, 1000, 1 << 31, (1 << 31) + 1000, u32::MAX] {
             let mut s = Session::new(64, 0);
-            assert_eq!(s.change_state(first), ChangeState::New);
+            assert_eq!(s.state_of_change(first), ChangeStatus::New);
             s.record_answer(first, 7);
-            assert_eq!(s.change_state(first), ChangeState::Answered(7));
+            assert_eq!(s.state_of_change(first), ChangeStatus::Answered(7));
             let older = first.wrapping_sub(change_number_span(64));
-            assert_eq!(s.change_state(older), ChangeState::Stale);
+            assert_eq!(s.state_of_change(older), ChangeStatus::Stale);
         }
     }
 

@@ -84,7 +84,7 @@ impl KeyGenerator {
 
     /// Returns a random number below 2^32, for other choices.
     #[inline]
-    pub fn next_u32_as_u64(&mut self) -> u64 {
+    pub fn draw_u32_as_u64(&mut self) -> u64 {
         self.random.next_u64() >> 32
     }
 
@@ -93,7 +93,7 @@ impl KeyGenerator {
     #[inline]
     pub fn next(&mut self, newest: u64) -> u64 {
         let Some(zipf) = &self.zipf else {
-            return self.next_without_zipf();
+            return self.next_key_without_zipf();
         };
         let rank = zipf.draw_rank(&mut self.random).min(self.key_count - 1);
         match self.popularity {
@@ -105,13 +105,13 @@ impl KeyGenerator {
     }
 
     #[inline]
-    fn next_without_zipf(&mut self) -> u64 {
+    fn next_key_without_zipf(&mut self) -> u64 {
         match self.popularity {
             Popularity::HotRange { share, first, keys } if self.random.next_unit_f64() < share => {
-                let within = self.random.below(keys.clamp(1, self.key_count));
+                let within = self.random.next_below(keys.clamp(1, self.key_count));
                 (first % self.key_count + within) % self.key_count
             }
-            _ => self.random.below(self.key_count),
+            _ => self.random.next_below(self.key_count),
         }
     }
 }

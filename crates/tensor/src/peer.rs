@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use service::config::in_range;
+use service::config::check_in_range;
 use service::{
     Capabilities, ClientRefusal, ClientSession, ClientsConnected, ConnectError, NicConfig,
     OpenError, Server, ServerError, ServerLocation, Service, UnsupportedDesign,
@@ -135,7 +135,7 @@ impl Peer {
     /// # Errors
     /// Why it cannot start.
     pub fn new(config: Config) -> Result<Self, StartError> {
-        in_range(
+        check_in_range(
             "queue_pairs",
             config.data_queue_pairs,
             1..=DATA_QUEUE_PAIRS_MAX,
@@ -479,7 +479,7 @@ impl Drop for AcceptedConnection {
 impl Service for TensorService {
     type Protocol = RendezvousProtocol;
     type Config = ListeningConfig;
-    type Runtime = ();
+    type Environment = ();
     type Worker = Infallible;
     type WorkerError = Infallible;
     type Session = AcceptedConnection;
@@ -491,7 +491,7 @@ impl Service for TensorService {
         (): (),
     ) -> Result<(Arc<Self>, Vec<Infallible>), ServerError> {
         let base = config.state.take();
-        let base = base.ok_or_else(|| ServerError::service("nothing to serve"))?;
+        let base = base.ok_or_else(|| ServerError::service_failed("nothing to serve"))?;
         Ok((
             Arc::new(Self {
                 config,
@@ -514,7 +514,7 @@ impl Service for TensorService {
         hello: &Hello,
     ) -> Result<(Accepted, AcceptedConnection), ClientRefusal> {
         let count = hello.endpoints.len();
-        in_range("queue pairs", count, 2..=1 + DATA_QUEUE_PAIRS_MAX)
+        check_in_range("queue pairs", count, 2..=1 + DATA_QUEUE_PAIRS_MAX)
             .map_err(ClientRefusal::permanent)?;
         let base = &self.state;
         let prepared =
@@ -531,7 +531,7 @@ impl Service for TensorService {
         ))
     }
 
-    fn work(&self, _: usize, worker: Infallible) -> Result<(), Infallible> {
+    fn run_worker(&self, _: usize, worker: Infallible) -> Result<(), Infallible> {
         match worker {}
     }
 

@@ -15,7 +15,8 @@ use softnic::{DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR};
 use crate::capture::{self, CaptureArgs};
 
 /// The groups of arguments that choose a NIC, its port and its paths. A simulated NIC has no use for them.
-pub(crate) const NIC_IN_USE: [&str; 4] = ["NicArgs", "PortArgs", "LinkLayerArgs", "CaptureArgs"];
+pub(crate) const REAL_NIC_ARG_GROUPS: [&str; 4] =
+    ["NicArgs", "PortArgs", "LinkLayerArgs", "CaptureArgs"];
 
 /// The choice of the NIC that a command uses.
 #[derive(clap::Args, Clone, Debug)]
@@ -38,11 +39,11 @@ pub(crate) struct NicArgs {
 #[command(next_help_heading = "NIC")]
 pub(crate) struct PortArgs {
     /// Port of the device
-    #[arg(long, value_name = "N", default_value = "1", value_parser = integer_in_range("a port of a device", 1..=255u8))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = integer_parser_in_range("a port of a device", 1..=255u8))]
     pub(crate) port_num: u8,
     /// Entry of the port's GID table, as `verbatim devices` prints them [default: RoCE v2 before v1,
     /// then IPv4 before IPv6, then a routable address before a link-local one]
-    #[arg(long, value_name = "N", value_parser = integer_in_range("a GID index", 0..=255u8))]
+    #[arg(long, value_name = "N", value_parser = integer_parser_in_range("a GID index", 0..=255u8))]
     pub(crate) gid_index: Option<u8>,
 }
 
@@ -338,7 +339,7 @@ fn reexec_with_env(wanted: &EnvVariables) -> Result<()> {
 }
 
 /// Returns a parser of whole numbers within `range`; `what` names the number in the error message.
-pub(crate) fn integer_in_range<T>(
+pub(crate) fn integer_parser_in_range<T>(
     what: &'static str,
     range: RangeInclusive<T>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
@@ -356,7 +357,7 @@ where
 
 /// Returns a parser of numbers with a fraction within `range`; `what` names the number in the error
 /// message.
-pub(crate) fn decimal_in_range(
+pub(crate) fn decimal_parser_in_range(
     what: &'static str,
     range: RangeInclusive<f64>,
 ) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
@@ -373,18 +374,18 @@ pub(crate) fn decimal_in_range(
 }
 
 /// Returns a parser of byte counts up to `most`, such as `64`, `4K` (KiB) and `1M` (MiB).
-pub(crate) fn byte_count_up_to(
+pub(crate) fn byte_count_parser_up_to(
     most: usize,
 ) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    byte_count_in(0..=most)
+    byte_count_parser_in_range(0..=most)
 }
 
 /// Returns a parser of byte counts within `range`, such as `64`, `4K` (KiB) and `1M` (MiB).
-pub(crate) fn byte_count_in(
+pub(crate) fn byte_count_parser_in_range(
     range: RangeInclusive<usize>,
 ) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     move |text| {
-        let count = count_with_binary_suffix(text).filter(|bytes| range.contains(bytes));
+        let count = parse_count_with_binary_suffix(text).filter(|bytes| range.contains(bytes));
         count.ok_or_else(|| {
             format!(
                 "this is a number of bytes from {} to {}, also with K (KiB) or M (MiB) behind, such as 64 or 4K",
@@ -396,11 +397,11 @@ pub(crate) fn byte_count_in(
 }
 
 /// Returns a parser of counts up to `most`, such as `64`, `4K` (4,096) and `1M` (1,048,576).
-pub(crate) fn count_up_to(
+pub(crate) fn count_parser_up_to(
     most: usize,
 ) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     move |text| {
-        let count = count_with_binary_suffix(text).filter(|count| *count <= most);
+        let count = parse_count_with_binary_suffix(text).filter(|count| *count <= most);
         count.ok_or_else(|| {
             format!(
                 "a value is a whole number from 0 to {most}, also with K (1024) or M (1024²) behind"
@@ -410,7 +411,7 @@ pub(crate) fn count_up_to(
 }
 
 /// Parses a whole number that may have `K` (1024) or `M` (1024²) behind it.
-fn count_with_binary_suffix(text: &str) -> Option<usize> {
+fn parse_count_with_binary_suffix(text: &str) -> Option<usize> {
     let plain = text.trim().replace('_', "");
     let (digits, unit) = match plain.strip_suffix(['K', 'k']) {
         Some(digits) => (digits, 1 << 10),
@@ -429,7 +430,7 @@ const MIN_REAL_TIME_DURATION: Duration = Duration::from_millis(10);
 pub(crate) fn parse_duration_from_10ms(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, such as 500ms or \
                  2.5s";
-    let time = time_with_unit(text).filter(|time| *time >= MIN_REAL_TIME_DURATION);
+    let time = parse_duration_with_unit(text).filter(|time| *time >= MIN_REAL_TIME_DURATION);
     time.ok_or_else(|| wrong.to_owned())
 }
 
@@ -438,7 +439,7 @@ pub(crate) fn parse_duration_from_10ms(text: &str) -> Result<Duration, String> {
 pub(crate) fn parse_duration_from_10us(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with us, ms, s or min behind it (s without one), from 10ms (10us of virtual time) to \
                  1440min, such as 500ms or 2.5s";
-    let time = time_with_unit(text).filter(|time| *time >= Duration::from_micros(10));
+    let time = parse_duration_with_unit(text).filter(|time| *time >= Duration::from_micros(10));
     time.ok_or_else(|| wrong.to_owned())
 }
 
@@ -453,7 +454,7 @@ pub(crate) fn refuse_too_short_for_real_time(run_time: Option<Duration>) -> Resu
 }
 
 /// Parses a time with its unit, of at most a day.
-fn time_with_unit(text: &str) -> Option<Duration> {
+fn parse_duration_with_unit(text: &str) -> Option<Duration> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit_s = match &text[digits.len()..] {
@@ -595,7 +596,7 @@ mod tests {
 
     #[test]
     fn numbers_keep_their_range_and_say_it() {
-        let parse = integer_in_range("a window", 1..=4096u32);
+        let parse = integer_parser_in_range("a window", 1..=4096u32);
         assert_eq!(parse("64"), Ok(64));
         assert_eq!(parse("4_096"), Ok(4096));
         for wrong in [
@@ -617,7 +618,7 @@ mod tests {
 
     #[test]
     fn bytes_have_units() {
-        let parse = byte_count_up_to(1 << 28);
+        let parse = byte_count_parser_up_to(1 << 28);
         for (text, want) in [
             ("0", 0),
             ("64", 64),

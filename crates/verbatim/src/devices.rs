@@ -1,8 +1,8 @@
 //! `verbatim devices`: the software NIC, and this machine's own RDMA devices.
 
 mod adapters;
+mod format_bytes;
 mod packets;
-mod size;
 
 use std::fmt::Write;
 
@@ -15,8 +15,8 @@ use verbs::{
 use crate::CommandOutcome;
 use crate::args::{DeviceCountAndPortCountArgs, LinkLayerArgs, Provider};
 use crate::output::{print_line, print_typed_json};
+use format_bytes::format_byte_limit;
 use packets::PortDetails;
-use size::format_byte_limit;
 
 /// Arguments of `verbatim devices`.
 #[derive(clap::Args)]
@@ -151,7 +151,8 @@ struct GidEntry {
 #[derive(Serialize)]
 struct ProviderDeviceCountAndNotes {
     name: &'static str,
-    devices: usize,
+    #[serde(rename = "devices")]
+    device_count: usize,
     /// The reasons why no device was found, or why a device cannot be opened.
     notes: Vec<String>,
 }
@@ -168,10 +169,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut found = 0;
     for provider in all.into_iter().filter(wanted) {
         let asked = print_devices_of_provider(provider, args)?;
-        found += asked.devices;
+        found += asked.device_count;
         if args.json {
             print_typed_json("provider", &asked)?;
-        } else if asked.devices == 0 {
+        } else if asked.device_count == 0 {
             print_line(format_args!("{}: no devices", asked.name))?;
         }
         for note in &asked.notes {
@@ -191,7 +192,7 @@ fn print_devices_of_provider(
 ) -> Result<ProviderDeviceCountAndNotes> {
     let mut asked = ProviderDeviceCountAndNotes {
         name: provider.name(),
-        devices: 0,
+        device_count: 0,
         notes: Vec::new(),
     };
     let devices = match verbs::Provider::by_name(provider.name()) {
@@ -206,7 +207,7 @@ fn print_devices_of_provider(
     for (number, device) in devices.iter().enumerate() {
         match query_device_report(device, number, args.verbose) {
             Ok(shown) => {
-                asked.devices += 1;
+                asked.device_count += 1;
                 if args.json {
                     print_typed_json("device", &shown)?;
                 } else {

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use service::UnsupportedDesign;
-use service::history::{HistoryRecorder, HistoryVerdict, KeyHistories, recorded_operations};
+use service::history::{HistoryRecorder, HistoryVerdict, KeyHistories, recorded_operation_count};
 use service::random::Random;
 
 use crate::CommandOutcome;
@@ -24,17 +24,17 @@ use crate::stop::stop_request_channel;
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
     /// Client processes at the same time
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of clients", 1..=32usize))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_parser_in_range("a count of clients", 1..=32usize))]
     pub(crate) clients: usize,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "2", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = args::integer_parser_in_range("a count of workers", 1..=64usize))]
     pub(crate) workers: usize,
     /// How long clients work
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Go on after that time until clients have recorded so many operations, without more kills and stops, for ten
     /// minutes at most
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a count of operations", 0..=1_000_000_000u64))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_parser_in_range("a count of operations", 0..=1_000_000_000u64))]
     operations: u64,
     /// How long it takes on average until a client is killed, and another one comes; 0s: none is
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = args::parse_duration_or_zero)]
@@ -135,13 +135,16 @@ struct SystemCheckResult<V> {
     #[serde(flatten)]
     variant: V,
     kills: u64,
-    stops: u64,
+    #[serde(rename = "stops")]
+    pauses: u64,
     /// Number of repeated changes that the server did not apply again.
-    repeated: u64,
+    #[serde(rename = "repeated")]
+    repeated_changes_not_reapplied: u64,
     #[serde(flatten)]
     verdict: HistoryVerdict,
     /// The folder of the history, if the history is kept.
-    history: Option<PathBuf>,
+    #[serde(rename = "history")]
+    history_folder: Option<PathBuf>,
 }
 
 impl CheckArgs {
@@ -154,10 +157,10 @@ impl CheckArgs {
             name: "history".to_owned(),
             variant: S::Variant::default(),
             kills: 0,
-            stops: 0,
-            repeated: 0,
+            pauses: 0,
+            repeated_changes_not_reapplied: 0,
             verdict: KeyHistories::read(folder)?.check(),
-            history: Some(folder.clone()),
+            history_folder: Some(folder.clone()),
         };
         print_results(self.json, &[checked]).map(Some)
     }
@@ -188,7 +191,7 @@ impl CheckArgs {
 
 /// Returns true if at least one operation was answered. A history without answers is linearizable, whatever the store does.
 fn has_answers(verdict: &HistoryVerdict) -> bool {
-    verdict.operations > verdict.unknown
+    verdict.operations > verdict.unknown_outcomes
 }
 
 fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Result<CommandOutcome> {
@@ -206,8 +209,8 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
         let SystemCheckResult {
             name,
             kills,
-            stops,
-            repeated,
+            pauses: stops,
+            repeated_changes_not_reapplied: repeated,
             verdict,
             ..
         } = checked;
@@ -221,12 +224,12 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
             },
             verdict.operations,
             verdict.keys,
-            verdict.unknown,
+            verdict.unknown_outcomes,
         ))?;
         for violation in &verdict.violations {
             print_line(format_args!("\n{violation}"))?;
         }
-        if let Some(folder) = &checked.history {
+        if let Some(folder) = &checked.history_folder {
             print_line(format_args!("the history is in {}", folder.display()))?;
         }
     }
@@ -273,7 +276,7 @@ impl<S: CheckedSystem> ClientsOfCheck<'_, S> {
     /// Waits until the clients have recorded this number of operations, for [`OPERATIONS_TIMEOUT`] at most.
     fn wait_for_operations(&mut self, wanted: u64) -> Result<()> {
         let deadline = Instant::now() + OPERATIONS_TIMEOUT;
-        while recorded_operations(self.history_folder)? < wanted && Instant::now() < deadline {
+        while recorded_operation_count(self.history_folder)? < wanted && Instant::now() < deadline {
             self.running_processes
                 .iter_mut()
                 .try_for_each(check_still_runs)?;
@@ -370,10 +373,10 @@ fn run_and_check_system<S: CheckedSystem>(
         name,
         variant: subject.variant(),
         kills,
-        stops,
-        repeated,
+        pauses: stops,
+        repeated_changes_not_reapplied: repeated,
         verdict,
-        history,
+        history_folder: history,
     })
 }
 
@@ -399,7 +402,7 @@ fn inject_and_count_kills_and_pauses<S: CheckedSystem>(
         if at >= end {
             return Ok((kills, stops));
         }
-        let chosen = random.below(args.clients as u64 + 1);
+        let chosen = random.next_below(args.clients as u64 + 1);
         let chosen = usize::try_from(chosen).unwrap_or(0);
         if kill_at <= stop_at {
             let client = chosen % args.clients;
@@ -415,7 +418,7 @@ fn inject_and_count_kills_and_pauses<S: CheckedSystem>(
         } else {
             let stopped = clients.running_processes.get(chosen).unwrap_or(server);
             send_signal(stopped, Signal::STOP);
-            std::thread::sleep(Duration::from_millis(1 + random.below(400)));
+            std::thread::sleep(Duration::from_millis(1 + random.next_below(400)));
             send_signal(stopped, Signal::CONT);
             stops += 1;
             stop_at = next(&mut random, args.stop_every);

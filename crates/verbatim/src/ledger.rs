@@ -132,7 +132,8 @@ fn run_and_write_file(
     let writing = NamedTempFile::new_in(place.unwrap_or(Path::new(".")))
         .map_err(|err| anyhow!("cannot write {}: {}", file.display(), err.kind()))?;
     let (outcome, ledger) = run_and_read_ledger(command, words, counters)?;
-    write(writing, file, &ledger).with_context(|| format!("cannot write {}", file.display()))?;
+    write_ledger(writing, file, &ledger)
+        .with_context(|| format!("cannot write {}", file.display()))?;
     Ok((outcome, ledger))
 }
 
@@ -154,7 +155,7 @@ fn run_and_read_ledger(
     Ok((outcome, ledger))
 }
 
-fn write(mut to: NamedTempFile, file: &Path, ledger: &Ledger) -> io::Result<()> {
+fn write_ledger(mut to: NamedTempFile, file: &Path, ledger: &Ledger) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut to, ledger)?;
     to.write_all(b"\n")?;
     // Give the file the usual mode, not the private one of a temporary file.

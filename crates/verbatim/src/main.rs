@@ -213,7 +213,7 @@ fn exit_code_with_partial_result_note(
     done: u64,
     of: u64,
 ) -> ExitCode {
-    if steps::is_load() {
+    if steps::is_interruptible_load() {
         eprintln!("interrupted: results are of a part of the time");
     } else {
         eprintln!("interrupted: results are of {done} of {of} steps");
@@ -222,7 +222,7 @@ fn exit_code_with_partial_result_note(
         let line = serde_json::json!({"interrupted": true, "done": done, "of": of});
         output::print_typed_json("interrupted", &line)
     } else {
-        output::print_line(match steps::is_load() {
+        output::print_line(match steps::is_interruptible_load() {
             true => "\nInterrupted: these are results of a part of the time.".to_owned(),
             false => format!("\nInterrupted: these are {done} of {of} steps."),
         })

@@ -43,11 +43,11 @@ pub(crate) fn print_text(text: &[u8]) -> Result<()> {
 /// Prints `{"type": kind, "data": data}` as one line.
 pub(crate) fn print_typed_json(kind: &str, data: &impl Serialize) -> Result<()> {
     #[derive(Serialize)]
-    struct Line<'a, T> {
+    struct TypedJsonLine<'a, T> {
         r#type: &'a str,
         data: &'a T,
     }
-    print_json(&Line { r#type: kind, data })
+    print_json(&TypedJsonLine { r#type: kind, data })
 }
 
 fn broken_pipe_to_stdout_closed(written: io::Result<()>) -> Result<()> {

@@ -35,7 +35,7 @@ impl PictureArgs {
     }
 
     /// Writes the files that the user wants.
-    pub(crate) fn write(&self, chart: &Chart) -> Result<()> {
+    pub(crate) fn write_requested_files(&self, chart: &Chart) -> Result<()> {
         if let Some(file) = &self.csv {
             write_file(file, &chart.csv())?;
         }
@@ -80,7 +80,7 @@ fn check_can_be_written(file: &Path) -> Result<()> {
 }
 
 /// Returns a point of a chart for the figures of several rounds, in units of `unit`.
-pub(crate) fn spread_point(x: f64, spread: MedianAndSpread, unit: f64) -> Point {
+pub(crate) fn chart_point_of_spread(x: f64, spread: MedianAndSpread, unit: f64) -> Point {
     let range = (spread.min / unit, spread.max / unit);
     Point {
         x,

@@ -30,7 +30,7 @@ const MAX_SHEBANG_BYTES: u64 = 256;
 /// passed on, because this process still has to write results after the command has ended.
 pub(crate) fn run_to_end(command: &mut Command, words: &str) -> Result<CommandOutcome> {
     // A signal that is ignored stays ignored, so that nohup(1) protects the command, too.
-    let ignored = ignored_signals(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let ignored = ignored_signal_mask(&fs::read_to_string("/proc/self/status").unwrap_or_default());
     let passed_on = PASSED_ON_SIGNALS.into_iter();
     let passed_on = passed_on.filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = SignalsInfo::<WithOrigin>::new(passed_on)?;
@@ -58,7 +58,7 @@ pub(crate) fn run_to_end(command: &mut Command, words: &str) -> Result<CommandOu
 }
 
 /// Returns the ignored signals of a process from its `/proc/PID/status`: bit 0 for signal 1, and so on.
-fn ignored_signals(status: &str) -> u64 {
+fn ignored_signal_mask(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
@@ -131,8 +131,8 @@ mod tests {
     fn ignored_signals_are_those_of_the_status_file() {
         let status =
             "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
-        assert_eq!(ignored_signals(status), 1 << (SIGHUP - 1) | 1 << 12);
-        assert_eq!(ignored_signals("Name:\tsh\n"), 0);
+        assert_eq!(ignored_signal_mask(status), 1 << (SIGHUP - 1) | 1 << 12);
+        assert_eq!(ignored_signal_mask("Name:\tsh\n"), 0);
     }
 
     #[test]

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// The time between two lines of progress.
-const LINE_INTERVAL: Duration = Duration::from_secs(10);
+const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The progress of a command: a bar, or lines.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    lines: Option<ProgressLinePrinter>,
+    line_printer: Option<ProgressLinePrinter>,
 }
 
 /// Starts the progress display of a command of `steps` steps.
-pub(crate) fn progress(steps: u64) -> Progress {
+pub(crate) fn start_progress(steps: u64) -> Progress {
     let bar = ProgressBar::new(steps);
     let style =
         ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len}, {eta} left {msg}")
@@ -28,18 +28,23 @@ pub(crate) fn progress(steps: u64) -> Progress {
         bar.enable_steady_tick(Duration::from_millis(200));
         None
     } else {
-        Some(ProgressLinePrinter::start(steps, LINE_INTERVAL, |line| {
-            eprintln!("{line}")
-        }))
+        Some(ProgressLinePrinter::start(
+            steps,
+            PROGRESS_LINE_INTERVAL,
+            |line| eprintln!("{line}"),
+        ))
     };
-    Progress { bar, lines }
+    Progress {
+        bar,
+        line_printer: lines,
+    }
 }
 
 impl Progress {
     /// Sets the text that names the current step.
     pub(crate) fn set_message(&self, message: impl Into<String>) {
         let message = message.into();
-        if let Some(lines) = &self.lines {
+        if let Some(lines) = &self.line_printer {
             lines.state().message.clone_from(&message);
         }
         self.bar.set_message(message);
@@ -47,7 +52,7 @@ impl Progress {
 
     /// Adds `steps` completed steps.
     pub(crate) fn add_completed_steps(&self, steps: u64) {
-        if let Some(lines) = &self.lines {
+        if let Some(lines) = &self.line_printer {
             lines.state().completed_steps += steps;
         }
         self.bar.inc(steps);

@@ -65,7 +65,7 @@ pub(crate) fn write_man_pages(cli: Command, args: &ManArgs) -> Result<CommandOut
 /// # Errors
 /// Returns an error if standard output cannot be written.
 pub(crate) fn print_command_reference(cli: Command) -> Result<CommandOutcome> {
-    print_text(markdown(cli).as_bytes())?;
+    print_text(command_reference_markdown(cli).as_bytes())?;
     Ok(CommandOutcome::Done)
 }
 
@@ -75,21 +75,21 @@ fn visible_commands(cli: Command) -> Vec<(String, Command)> {
     let mut cli = cli;
     cli.build();
     let mut found = Vec::new();
-    collect(&cli, cli.get_name().to_owned(), &mut found);
+    collect_visible_commands(&cli, cli.get_name().to_owned(), &mut found);
     found
 }
 
-fn collect(command: &Command, name: String, found: &mut Vec<(String, Command)>) {
+fn collect_visible_commands(command: &Command, name: String, found: &mut Vec<(String, Command)>) {
     found.push((name.clone(), command.clone()));
     for inner in command.get_subcommands() {
         if !inner.is_hide_set() && inner.get_name() != "help" {
-            collect(inner, format!("{name} {}", inner.get_name()), found);
+            collect_visible_commands(inner, format!("{name} {}", inner.get_name()), found);
         }
     }
 }
 
 /// Formats the reference of all commands as Markdown.
-fn markdown(cli: Command) -> String {
+fn command_reference_markdown(cli: Command) -> String {
     let mut text = String::from(
         "# Commands\n\n<!-- written by: verbatim reference > docs/reference/commands.md -->\n\n\
          Every command prints this by `--help`. Exit status: 0 done, 1 ran and the answer is no, 2 could not run; \
@@ -104,7 +104,7 @@ fn markdown(cli: Command) -> String {
 fn append_command_section(text: &mut String, name: &str, command: &Command) {
     let about = command.get_long_about().or(command.get_about());
     let about = about.map(ToString::to_string).unwrap_or_default();
-    let _ = writeln!(text, "\n## {name}\n\n{}.\n", escaped(&about));
+    let _ = writeln!(text, "\n## {name}\n\n{}.\n", escape_table_cell(&about));
     let usage = command.clone().bin_name(name).render_usage().to_string();
     let usage = usage.trim().trim_start_matches("Usage: ");
     // Further lines are indented by the length of "Usage: ".
@@ -131,7 +131,11 @@ fn append_command_section(text: &mut String, name: &str, command: &Command) {
             .unwrap_or_default();
         let full = format!("{name} {}", inner.get_name());
         let anchor = full.replace(' ', "-");
-        let _ = writeln!(text, "| [`{full}`](#{anchor}) | {} |", escaped(&about));
+        let _ = writeln!(
+            text,
+            "| [`{full}`](#{anchor}) | {} |",
+            escape_table_cell(&about)
+        );
     }
     if let Some(help) = command.get_after_long_help().or(command.get_after_help()) {
         append_help_epilogue(text, &help.to_string());
@@ -152,7 +156,7 @@ fn append_help_epilogue(text: &mut String, help: &str) {
                 }
                 let _ = writeln!(text, "```");
             } else {
-                let _ = writeln!(text, "\n{}", escaped(&part.join("\n")));
+                let _ = writeln!(text, "\n{}", escape_table_cell(&part.join("\n")));
             }
         }
     }
@@ -173,7 +177,7 @@ fn append_option_table(text: &mut String, title: &str, args: &[&Arg]) {
     for arg in args {
         let help = arg.get_long_help().or(arg.get_help());
         let mut help = help.map(ToString::to_string).unwrap_or_default();
-        help = escaped(&help.split_whitespace().collect::<Vec<_>>().join(" "));
+        help = escape_table_cell(&help.split_whitespace().collect::<Vec<_>>().join(" "));
         let values = arg.get_possible_values();
         let values = values.iter().filter(|value| !value.is_hide_set());
         let values: Vec<_> = values
@@ -205,7 +209,7 @@ fn format_option(arg: &Arg) -> String {
 }
 
 /// Escapes a text for a cell of a Markdown table.
-fn escaped(text: &str) -> String {
+fn escape_table_cell(text: &str) -> String {
     let text = text.replace('|', "\\|").replace('<', "\\<");
     text.replace('*', "\\*").replace('[', "\\[")
 }
@@ -225,7 +229,7 @@ mod tests {
         );
         let written = fs::read_to_string(path).expect("docs/reference/commands.md");
         assert!(
-            written == markdown(Cli::command()),
+            written == command_reference_markdown(Cli::command()),
             "the command line has changed: verbatim reference > docs/reference/commands.md"
         );
     }

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         return measure::run(args.rounds);
     }
     if args.stat {
-        return stat::print(args.fabric.as_deref(), args.json);
+        return stat::print_connections(args.fabric.as_deref(), args.json);
     }
     let [program, rest @ ..] = &args.command[..] else {
         bail!("name the program to run, such as: verbatim sockets -- redis-server");

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
-use crate::progress::{Progress, progress};
+use crate::progress::{Progress, start_progress};
 
 /// The exit status that shells report for a process that SIGINT ended.
 pub(crate) const INTERRUPTED_EXIT_STATUS: u8 = 130;
@@ -19,7 +19,7 @@ pub(crate) const INTERRUPTED_EXIT_STATUS: u8 = 130;
 /// The steps of a command, with their display.
 pub(crate) struct CommandSteps {
     display: Progress,
-    step_count: &'static ProcessSteps,
+    process_steps: &'static ProcessSteps,
 }
 
 /// The steps of the process, of which a command may have several series.
@@ -27,9 +27,9 @@ pub(crate) struct CommandSteps {
 struct ProcessSteps {
     is_signal_handler_registered: AtomicBool,
     is_interrupted: Arc<AtomicBool>,
-    is_load: AtomicBool,
-    completed: AtomicU64,
-    total: AtomicU64,
+    is_interruptible_load: AtomicBool,
+    completed_steps: AtomicU64,
+    total_steps: AtomicU64,
 }
 
 static PROCESS_STEPS: OnceLock<ProcessSteps> = OnceLock::new();
@@ -42,8 +42,8 @@ impl CommandSteps {
     /// The system refuses a signal handler.
     pub(crate) fn new(steps: u64) -> Result<CommandSteps> {
         Ok(CommandSteps {
-            step_count: ProcessSteps::add_interruptible(steps)?,
-            display: progress(steps),
+            process_steps: ProcessSteps::add_interruptible_steps(steps)?,
+            display: start_progress(steps),
         })
     }
 
@@ -78,14 +78,16 @@ impl CommandSteps {
     /// Shows a step that a library runs and reports.
     pub(crate) fn show_step(&self, name: impl Into<String>) {
         let name = name.into();
-        let [done, of] = self.step_count.completed_and_total();
+        let [done, of] = self.process_steps.completed_and_total();
         tracing::info!("step {} of {of}: {name}", done + 1);
         self.display.set_message(name);
     }
 
     /// Counts a completed step.
     pub(crate) fn complete_step(&self) {
-        self.step_count.completed.fetch_add(1, Ordering::Relaxed);
+        self.process_steps
+            .completed_steps
+            .fetch_add(1, Ordering::Relaxed);
         self.display.add_completed_steps(1);
     }
 }
@@ -108,8 +110,8 @@ impl InterruptibleLoad {
     /// # Errors
     /// The system refuses a signal handler.
     pub(crate) fn start() -> Result<Self> {
-        let step = ProcessSteps::add_interruptible(1)?;
-        step.is_load.store(true, Ordering::Relaxed);
+        let step = ProcessSteps::add_interruptible_steps(1)?;
+        step.is_interruptible_load.store(true, Ordering::Relaxed);
         tracing::info!("the load begins");
         Ok(Self(step))
     }
@@ -117,16 +119,16 @@ impl InterruptibleLoad {
     /// Notes that the load has ended: early, if SIGINT was received.
     pub(crate) fn finish(self) {
         if !is_interrupted() {
-            self.0.completed.fetch_add(1, Ordering::Relaxed);
+            self.0.completed_steps.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 impl ProcessSteps {
     /// Adds steps of a command, and catches SIGINT from now on.
-    fn add_interruptible(steps: u64) -> Result<&'static Self> {
+    fn add_interruptible_steps(steps: u64) -> Result<&'static Self> {
         let count = PROCESS_STEPS.get_or_init(ProcessSteps::default);
-        count.total.fetch_add(steps, Ordering::Relaxed);
+        count.total_steps.fetch_add(steps, Ordering::Relaxed);
         if !count
             .is_signal_handler_registered
             .swap(true, Ordering::Relaxed)
@@ -142,14 +144,14 @@ impl ProcessSteps {
 
     /// Returns the completed steps and all steps.
     fn completed_and_total(&self) -> [u64; 2] {
-        [&self.completed, &self.total].map(|count| count.load(Ordering::Relaxed))
+        [&self.completed_steps, &self.total_steps].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
 /// Returns true if the step of this process is an [`InterruptibleLoad`].
-pub(crate) fn is_load() -> bool {
+pub(crate) fn is_interruptible_load() -> bool {
     let count = PROCESS_STEPS.get();
-    count.is_some_and(|count| count.is_load.load(Ordering::Relaxed))
+    count.is_some_and(|count| count.is_interruptible_load.load(Ordering::Relaxed))
 }
 
 /// Returns true if SIGINT was received since the first [`CommandSteps::new`] or [`InterruptibleLoad::start`].

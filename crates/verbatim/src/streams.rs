@@ -10,7 +10,7 @@ use stream::{Config, RdmaPolicy};
 use crate::args::{self, NicArgs, PortArgs};
 
 /// Returns the configuration of streams on a NIC.
-pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: RdmaPolicy) -> Result<Config> {
+pub(crate) fn stream_config(nic: &NicArgs, port: &PortArgs, policy: RdmaPolicy) -> Result<Config> {
     nic.apply_by_reexec()?;
     Ok(Config {
         policy,
@@ -34,7 +34,7 @@ pub(crate) fn raise_descriptor_limit() -> Result<()> {
 }
 
 /// Returns a tokio runtime of one thread.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
+pub(crate) fn new_tokio_runtime() -> Result<tokio::runtime::Runtime> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -42,7 +42,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 /// Connects a gRPC channel to a server.
-pub(crate) async fn connect(
+pub(crate) async fn connect_grpc_channel(
     address: SocketAddr,
     config: Config,
 ) -> Result<tonic::transport::Channel> {
@@ -63,5 +63,5 @@ pub(crate) fn parse_socket_address(text: &str) -> Result<SocketAddr, String> {
 /// Returns a parser of payload sizes.
 pub(crate) fn payload_size_parser()
 -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    args::byte_count_up_to(1 << 20)
+    args::byte_count_parser_up_to(1 << 20)
 }

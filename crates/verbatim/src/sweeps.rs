@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::args;
 use crate::model::NicProfileChoice;
 use crate::output;
-use crate::picture::{axis_coordinate, spread_point};
+use crate::picture::{axis_coordinate, chart_point_of_spread};
 use crate::side_by_side::{format_or_empty, format_rate_mops, yes_or_no};
 
 /// A setting that a sweep varies.
@@ -71,7 +71,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_enum, value_name = "KNOB", requires = "values")]
     pub(crate) over: Option<SweepSetting>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind
-    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::count_up_to(1 << 30))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::count_parser_up_to(1 << 30))]
     pub(crate) values: Vec<usize>,
 }
 
@@ -235,24 +235,31 @@ pub(crate) fn series<R>(
 #[derive(Serialize)]
 pub(crate) struct SweptResult<R> {
     #[serde(skip)]
-    index: usize,
+    #[serde(rename = "index")]
+    setting_index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    setting: Option<usize>,
+    #[serde(rename = "setting")]
+    swept_value: Option<usize>,
     #[serde(flatten)]
-    of: R,
+    #[serde(rename = "of")]
+    result: R,
 }
 
 impl<R> SweptResult<R> {
     /// Makes the result of the setting at `index` among [`SweepArgs::settings_to_run`].
     pub(crate) fn new(index: usize, setting: Option<usize>, of: R) -> Self {
-        SweptResult { index, setting, of }
+        SweptResult {
+            setting_index: index,
+            swept_value: setting,
+            result: of,
+        }
     }
 
     /// Groups the results by setting; `settings` is the number of settings.
     pub(crate) fn grouped_by_setting(all: Vec<Self>, settings: usize) -> Vec<Vec<R>> {
         let mut sorted: Vec<Vec<R>> = (0..settings).map(|_| Vec::new()).collect();
         for turned in all {
-            sorted[turned.index].push(turned.of);
+            sorted[turned.setting_index].push(turned.result);
         }
         sorted
     }
@@ -266,7 +273,7 @@ pub(crate) struct DesignResult {
     pub(crate) rate_per_s: MedianAndSpread,
     pub(crate) latency_ns_p50: Option<f64>,
     pub(crate) latency_ns_p99: Option<f64>,
-    pub(crate) verified: bool,
+    pub(crate) all_verified: bool,
 }
 
 /// Prints a row for each result.
@@ -281,7 +288,7 @@ pub(crate) fn print_rows(sweep: &SweepArgs, rows: &[DesignResult]) -> Result<()>
             format_rate_mops(row.rate_per_s),
             format_or_empty(row.latency_ns_p50, output::format_time_ns),
             format_or_empty(row.latency_ns_p99, output::format_time_ns),
-            yes_or_no(row.verified).to_owned(),
+            yes_or_no(row.all_verified).to_owned(),
         ]);
     }
     output::print_line(table)
@@ -297,7 +304,7 @@ pub(crate) fn chart(
     let series = series(
         rows,
         &[&|row| Some(row.name.clone())],
-        |row| spread_point(axis_coordinate(row.swept_value), row.rate_per_s, 1e6),
+        |row| chart_point_of_spread(axis_coordinate(row.swept_value), row.rate_per_s, 1e6),
         |_| None,
     );
     Chart {

@@ -113,7 +113,7 @@ impl<'l> LmdbPeer<'l> {
     pub fn measure_lookups(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
         let (random, keys) = (&mut self.random, self.setup.loaded_key_count);
         let mut lookups = LmdbLookups {
-            key_numbers: std::iter::repeat_with(|| loaded_key(random.below(keys))),
+            key_numbers: std::iter::repeat_with(|| loaded_key(random.next_below(keys))),
             entries: EntryGenerator::new(self.setup.entry_kind),
         };
         let until = Some(Instant::now() + duration);
@@ -284,7 +284,7 @@ impl LmdbRequests for LmdbScans<'_> {
     type AnswerExpectation = u64;
 
     fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<u64> {
-        let first = self.random.below(self.loaded_key_count);
+        let first = self.random.next_below(self.loaded_key_count);
         let scan = Request::Scan {
             from: self.entries.key_of_number(loaded_key(first)),
             entries: self.entries_per_scan,

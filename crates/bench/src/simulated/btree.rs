@@ -383,7 +383,7 @@ fn run_local_lookups_with_entries<T: KeyOrValue>(
             .spawn(machine, format!("core {i}"), move || {
                 let begun = verbs::time::now();
                 for _ in 0..LOCAL_LOOKUPS_PER_CORE {
-                    let number = random.below(all.real_tree_size.keys);
+                    let number = random.next_below(all.real_tree_size.keys);
                     let (key, value) = entries.loaded_entry(number);
                     walk_cost.charge_walks(1);
                     if store.get(0, key) != Ok(Some(value)) {
@@ -519,7 +519,8 @@ fn start_clients<T: KeyOrValue>(
         let (workload, answered_requests) = (workload.clone(), Rc::clone(answered_requests));
         let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
         // Clients of a network do not start synchronously.
-        let delay_ns = Random::new(setup.seed ^ (i as u64) << 32).below(CLIENT_START_SPREAD_NS);
+        let delay_ns =
+            Random::new(setup.seed ^ (i as u64) << 32).next_below(CLIENT_START_SPREAD_NS);
         let run = move |barrier: &SimulatedBarrier| {
             let connect =
                 |connector| PipelinedClient::connect_through(connector, &context, config.clone());

@@ -176,7 +176,7 @@ impl Client {
     }
 
     fn choose_operation(&mut self) -> NextStep {
-        let record = usize::try_from(self.random.below(RECORD_COUNT as u64)).unwrap_or(0);
+        let record = usize::try_from(self.random.next_below(RECORD_COUNT as u64)).unwrap_or(0);
         if self.random.next_unit_f64() < self.put_share {
             NextStep::Lock(record)
         } else {
@@ -192,7 +192,7 @@ impl Client {
         };
         let wr = match self.next_step_by_operation[place] {
             NextStep::Get => {
-                let at = self.random.below(RECORD_COUNT as u64) * RECORD_STRIDE_BYTES as u64;
+                let at = self.random.next_below(RECORD_COUNT as u64) * RECORD_STRIDE_BYTES as u64;
                 let from = self
                     .remote_values
                     .starting_at(at)

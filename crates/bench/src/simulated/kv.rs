@@ -301,7 +301,7 @@ impl ClientToStart {
             ..ClientConfig::default()
         };
         let seed = setup.seed.wrapping_mul(1 << 20) + self.client_number as u64;
-        let delay_ns = Random::new(seed).below(self.start_delay_ns_max.max(1));
+        let delay_ns = Random::new(seed).next_below(self.start_delay_ns_max.max(1));
         let (connector, stopper) = (server.connector(), server.connector());
         let run = move |barrier: &SimulatedBarrier| {
             let mut pipeline = PipelinedClient::connect_through(connector, &context, config)?;

@@ -8,7 +8,7 @@ use nicmodel::Profile;
 use nicmodel::profile::CorePlace;
 use sequencer::{
     Client, ClientConfig, ClientError, ClientReport, Design, LocalServer, NumberChecker,
-    NumberVerdict, RegionScan, RunEnd, ServerConfig, ServerRuntime, WindowPolicy,
+    NumberVerdict, RegionScan, RunLimit, ServerConfig, WindowPolicy, WorkerThreads,
 };
 use serde::Serialize;
 
@@ -272,7 +272,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     }
     let (context, machine) = cluster.context_and_machine(0, place)?;
     let config = server_config(profile, setup);
-    let mut server = LocalServer::new(context, config, ServerRuntime::CallerThreads)?;
+    let mut server = LocalServer::new(context, config, WorkerThreads::CallerThreads)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i}");
         cluster
@@ -296,9 +296,9 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
         bail!("the server failed: {failure}");
     }
     let reports = clients.take_reports();
-    let mut checker = NumberChecker::new(server.stats().start);
+    let mut checker = NumberChecker::new(server.stats().first_number);
     for (i, report) in reports.iter().enumerate() {
-        checker.add(&format!("client {i}"), report);
+        checker.add_report(&format!("client {i}"), report);
     }
     let verdict = checker.verdict(Some(server.service().next_number()));
     let rate = rate_mops(read.after - read.before, read.elapsed);
@@ -318,19 +318,19 @@ fn start_clients(
     let config = ClientConfig {
         window,
         batch: setup.max_requests_per_doorbell.min(window),
-        policy: setup.loop_policies.window_policy,
-        spread: setup.loop_policies.sends_to_workers_in_turn,
+        window_policy: setup.loop_policies.window_policy,
+        requests_rotate_over_workers: setup.loop_policies.sends_to_workers_in_turn,
         latency_digits: 2,
         ..ClientConfig::default()
     };
-    let until = RunEnd::DurationMs(client_duration_ms(warm_up + setup.measured_time));
+    let until = RunLimit::DurationMs(client_duration_ms(warm_up + setup.measured_time));
     let clients = SimulatedClients::default();
     for i in 0..setup.clients * setup.workers_per_client {
         let machine = 1 + i / setup.workers_per_client % machines;
         let (context, config) = (cluster.host_contexts[machine].clone(), config.clone());
         let (connector, stopper) = (server.connector(), server.connector());
         // Clients of a network do not start synchronously.
-        let delay_ns = Random::new(setup.seed ^ (i as u64) << 32).below(start_delay_ns_max);
+        let delay_ns = Random::new(setup.seed ^ (i as u64) << 32).next_below(start_delay_ns_max);
         let run = move |barrier: &SimulatedBarrier| {
             let mut client = Client::connect_in_process(connector, &context, config)?;
             barrier.arrive_and_wait();
@@ -382,10 +382,10 @@ fn server_config(profile: &Profile, setup: &SequencerParameters) -> ServerConfig
         design: setup.design,
         workers: setup.server_cores,
         batch: setup.max_requests_per_batch,
-        answers: setup.max_answers_per_doorbell,
-        queues: Some(queues),
-        scan: setup.loop_policies.requests_taken_per_client,
-        split: if setup.loop_policies.rings_doorbell_per_port {
+        max_answers_per_doorbell: setup.max_answers_per_doorbell,
+        ud_qps_per_worker: Some(queues),
+        request_region_scan: setup.loop_policies.requests_taken_per_client,
+        qps_per_answer_batch: if setup.loop_policies.rings_doorbell_per_port {
             profile.port.count.value as usize
         } else {
             1
@@ -439,7 +439,7 @@ fn result_of_run(
             0.0
         },
         lost_requests: reports.iter().map(|r| r.failures.lost).sum(),
-        received_numbers: reports.iter().map(|r| r.requests).sum(),
+        received_numbers: reports.iter().map(|r| r.received_number_count).sum(),
         message_counts: messages,
         are_numbers_right: verdict.ok,
         verdict_text: verdict.to_string(),

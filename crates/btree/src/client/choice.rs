@@ -61,7 +61,7 @@ impl AccessChooser {
                     // A way that was not measured yet is tried.
                     (rpc, _) => rpc.is_some(),
                 };
-                read_is_better != (self.random.below(EXPLORATION_INTERVAL) == 0)
+                read_is_better != (self.random.next_below(EXPLORATION_INTERVAL) == 0)
             }
         }
     }

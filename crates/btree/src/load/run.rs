@@ -260,7 +260,7 @@ impl<'w> LoadRun<'w> {
         if requests.outstanding() + self.keys_awaiting_update.len() >= requests.window() {
             return Ok(false);
         }
-        let dice = self.chooser.next_u32_as_u64();
+        let dice = self.chooser.draw_u32_as_u64();
         let i = self.chooser.next(self.last_changed_own_key);
         let tree = self.workload.tree;
         let (lookup, kind) = (Op::Get { key: stable_key(i) }, RequestKind::Lookup);
@@ -282,7 +282,7 @@ impl<'w> LoadRun<'w> {
         } else if dice < self.bounds.scan_bound {
             let most = self.workload.scan_length.clamp(1, u16::MAX.into());
             let limit = if self.workload.scans_vary {
-                1 + self.length_random.below(most.into())
+                1 + self.length_random.next_below(most.into())
             } else {
                 most.into()
             };
@@ -416,7 +416,7 @@ impl<'w> LoadRun<'w> {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
         (self.report.seconds, self.report.rate) = (seconds, rate);
-        self.report.latency = LatencySummary::of(&self.latency_ns);
+        self.report.latency = LatencySummary::from_histogram(&self.latency_ns);
         self.report.doorbells = requests.doorbells();
         self.report.client = requests.stats();
         self.report

@@ -123,7 +123,7 @@ impl<T: KeyOrValue> Drop for Session<T> {
 impl<T: KeyOrValue> Service for BtreeService<T> {
     type Protocol = RendezvousProtocol;
     type Config = ServerConfig<T>;
-    type Runtime = ServerRuntime;
+    type Environment = ServerRuntime;
     type Worker = UnstartedWorker<T>;
     type WorkerError = RpcError;
     type Session = Session<T>;
@@ -146,7 +146,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             Rights::REMOTE_READ,
         )
         .map_err(|e| {
-            ServerError::service(format!(
+            ServerError::service_failed(format!(
                 "{e}: no memory for {} keys; lower --keys",
                 config.keys
             ))
@@ -155,7 +155,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             true => {
                 let mut store = store;
                 let shared = store.enable_client_locks(&pd, port);
-                shared.map_err(ServerError::service)?;
+                shared.map_err(ServerError::service_failed)?;
                 store
             }
             false => store,
@@ -183,7 +183,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
-            let engine = engine.map_err(ServerError::service)?;
+            let engine = engine.map_err(ServerError::service_failed)?;
             workers.push(UnstartedWorker {
                 shared: Arc::new(WorkerShared {
                     request_region: engine.request_region(),
@@ -279,7 +279,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         Ok((Accepted { lanes, memory }, session))
     }
 
-    fn work(&self, _index: usize, worker: UnstartedWorker<T>) -> Result<(), RpcError> {
+    fn run_worker(&self, _index: usize, worker: UnstartedWorker<T>) -> Result<(), RpcError> {
         worker.run()
     }
 
@@ -494,7 +494,7 @@ fn check_messages_fit(mtu: usize, sizes: impl Sizes) -> Result<(), ServerError> 
     if needed <= mtu {
         return Ok(());
     }
-    Err(ServerError::service(format!(
+    Err(ServerError::service_failed(format!(
         "keys and values of this size need messages of {needed} bytes, and the MTU of the port is {mtu}: lower \
          --key-size or --value-size"
     )))
@@ -515,7 +515,7 @@ fn assign_ranges_of_others<T: KeyOrValue>(
             };
             let assigned =
                 store.assign_range_to_other(tree, config.initial_range_of(number), owner);
-            assigned.map_err(ServerError::service)?;
+            assigned.map_err(ServerError::service_failed)?;
         }
     }
     Ok(())

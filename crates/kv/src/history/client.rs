@@ -104,13 +104,13 @@ impl Requester<'_> {
         &mut self,
         recorder: &mut HistoryRecorder,
     ) -> io::Result<(u64, RegisterAction, u64)> {
-        let key = self.random.below(self.plan.keys.max(1));
+        let key = self.random.next_below(self.plan.keys.max(1));
         let version = self.highest_versions[usize::try_from(key).unwrap_or(0)].max(1);
         self.last_value_number += 1;
         // No two values of a history are equal, so each identifies its write.
-        let value = (recorder.client() + 1) << 32 | self.last_value_number & 0xffff_ffff;
+        let value = (recorder.client_number() + 1) << 32 | self.last_value_number & 0xffff_ffff;
         let write = |condition| RegisterAction::Write { value, condition };
-        let action = match self.random.below(24) {
+        let action = match self.random.next_below(24) {
             0..12 => RegisterAction::Read,
             12..16 => write(WriteCondition::Always),
             16..20 => write(WriteCondition::Version(version)),
@@ -209,7 +209,7 @@ impl Requester<'_> {
             (
                 OperationOutcome::Absent
                 | OperationOutcome::FoundUnversioned { .. }
-                | OperationOutcome::UnversionedAnswer { .. },
+                | OperationOutcome::UnversionedChangeAnswer { .. },
                 _,
             ) => {}
         }

@@ -372,7 +372,7 @@ impl<'w> LoadRun<'w> {
         if pipeline.outstanding() + self.keys_awaiting_update.len() >= pipeline.config().window {
             return Ok(false);
         }
-        let dice = self.chooser.next_u32_as_u64();
+        let dice = self.chooser.draw_u32_as_u64();
         let key = self.chooser.next(self.newest_key);
         if dice < self.put_share_of_u32_range {
             if self.workload.inserts {
@@ -528,7 +528,7 @@ impl<'w> LoadRun<'w> {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
         (self.report.seconds, self.report.rate) = (seconds, rate);
-        self.report.latency = LatencySummary::of(&self.latency_ns);
+        self.report.latency = LatencySummary::from_histogram(&self.latency_ns);
         self.report.doorbells = pipeline.doorbells();
         self.report.client = pipeline.stats().clone();
         self.report

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpc::{Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, herd};
 use service::ClientSlot;
 use service::random::Random;
-use service::sessions::{ChangeState, WorkerSessions};
+use service::sessions::{ChangeStatus, WorkerSessions};
 use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
@@ -320,17 +320,17 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         let Some(session) = self.sessions.session(client) else {
             return;
         };
-        let word = match session.change_state(seq) {
-            ChangeState::Answered(word) => {
+        let word = match session.state_of_change(seq) {
+            ChangeStatus::Answered(word) => {
                 self.counts.repeated_changes += 1;
                 word
             }
             // The client no longer waits for this change.
-            ChangeState::Stale => {
+            ChangeStatus::Stale => {
                 self.counts.repeated_changes += 1;
                 return;
             }
-            ChangeState::New => {
+            ChangeStatus::New => {
                 self.counts.changes += 1;
                 let changed = self
                     .items

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use verbs_abi::*;
 
 use super::objects::World;
-use super::sizes::{ARENA_BYTES, MAX_LIST_WRS, MAX_POLL_COMPLETIONS, PLACES_PER_KIND, QPS};
+use super::sizes::{ARENA_BYTES, MAX_LIST_WRS, MAX_POLL_COMPLETIONS, PLACES_PER_KIND, QP_PLACES};
 use crate::input::DecisionBytes;
 
 impl World<'_> {
@@ -16,26 +16,26 @@ impl World<'_> {
         let region = self.mr_ranges[place];
         // SAFETY: the region is live.
         let lkey = unsafe { self.mrs[place].live_handle().as_ref() }.map_or(0, |mr| mr.lkey);
-        let offset = u64::from(input.short()) % (region.len as u64 + 1);
+        let offset = u64::from(input.next_u16()) % (region.len as u64 + 1);
         let most = (region.len as u64 - offset).min(u64::from(u16::MAX));
-        let len = u64::from(input.short()) % (most + 1);
+        let len = u64::from(input.next_u16()) % (most + 1);
         let mut sge = ibv_sge {
             addr: region.addr as u64 + offset,
             length: u32::try_from(len).unwrap_or(0),
             lkey,
         };
-        match input.byte() {
-            0xf0..=0xf3 => sge.length = input.word(),
-            0xf4..=0xf7 => sge.lkey = input.word(),
-            0xf8..=0xfb => sge.addr = sge.addr.wrapping_add(u64::from(input.word())),
-            0xfc => sge.addr = u64::from(input.byte()),
+        match input.next_byte() {
+            0xf0..=0xf3 => sge.length = input.next_u32(),
+            0xf4..=0xf7 => sge.lkey = input.next_u32(),
+            0xf8..=0xfb => sge.addr = sge.addr.wrapping_add(u64::from(input.next_u32())),
+            0xfc => sge.addr = u64::from(input.next_byte()),
             _ => {}
         }
         sge
     }
 
     pub(super) unsafe fn post_send(&mut self, input: &mut DecisionBytes<'_>) {
-        let qp = self.qps[input.index_below(QPS)].live_handle();
+        let qp = self.qps[input.index_below(QP_PLACES)].live_handle();
         if qp.is_null() {
             return;
         }
@@ -43,19 +43,19 @@ impl World<'_> {
         let mut sges = [[ibv_sge::zeroed(); 4]; MAX_LIST_WRS];
         let mut list = [ibv_send_wr::zeroed(); MAX_LIST_WRS];
         for (wr, sges) in list.iter_mut().zip(&mut sges).take(count) {
-            wr.wr_id = u64::from(input.byte());
-            wr.opcode = match input.byte() {
-                250.. => input.word(),
+            wr.wr_id = u64::from(input.next_byte());
+            wr.opcode = match input.next_byte() {
+                250.. => input.next_u32(),
                 byte => u32::from(byte) % 16,
             };
-            wr.send_flags = u32::from(input.byte() % 32);
-            wr.num_sge = match input.byte() {
+            wr.send_flags = u32::from(input.next_byte() % 32);
+            wr.num_sge = match input.next_byte() {
                 // Negative, or larger than any queue's limit.
                 255 => i32::MIN,
                 254 => 1 << 20,
                 byte => i32::from(byte % 4),
             };
-            wr.imm.imm_data = input.word();
+            wr.imm.imm_data = input.next_u32();
             for sge in &mut *sges {
                 *sge = self.choose_sge(input);
                 // "IBV_SEND_INLINE: send data in given gather list as inline data": the library itself reads
@@ -70,20 +70,26 @@ impl World<'_> {
             // SAFETY: as in `make_pd`; members of unions are plain numbers and live handles.
             unsafe {
                 if (*qp).qp_type == IBV_QPT_UD {
-                    let to = self.qps[input.index_below(QPS)].live_handle().as_ref();
+                    let to = self.qps[input.index_below(QP_PLACES)]
+                        .live_handle()
+                        .as_ref();
                     wr.wr.ud.ah = self.ahs[input.index_below(PLACES_PER_KIND)].live_handle();
-                    wr.wr.ud.remote_qpn = to.map_or(input.word(), |to| to.qp_num);
-                    wr.wr.ud.remote_qkey = if input.one_in(8) { input.word() } else { 17 };
+                    wr.wr.ud.remote_qpn = to.map_or(input.next_u32(), |to| to.qp_num);
+                    wr.wr.ud.remote_qkey = if input.one_in(8) {
+                        input.next_u32()
+                    } else {
+                        17
+                    };
                 } else if wr.opcode == IBV_WR_BIND_MW {
                     let window = self.mws[input.index_below(PLACES_PER_KIND)].live_handle();
                     wr.bind_tso.bind_mw.mw = window;
                     wr.bind_tso.bind_mw.rkey = window.as_ref().map_or(0, |window| {
-                        window.rkey.wrapping_add(u32::from(input.byte()))
+                        window.rkey.wrapping_add(u32::from(input.next_byte()))
                     });
                     wr.bind_tso.bind_mw.bind_info = self.bind_info(input);
                 } else {
                     wr.wr.atomic.remote_addr = remote.addr;
-                    wr.wr.atomic.compare_add = u64::from(input.byte());
+                    wr.wr.atomic.compare_add = u64::from(input.next_byte());
                     wr.wr.rdma.remote_addr = remote.addr;
                     // RDMA and atomics have their R_Keys at different offsets of the union.
                     wr.wr.rdma.rkey = remote.lkey;
@@ -94,7 +100,7 @@ impl World<'_> {
                         wr.wr.atomic.rkey = remote.lkey;
                     }
                     if input.one_in(8) {
-                        wr.qp_type.xrc.remote_srqn = input.word();
+                        wr.qp_type.xrc.remote_srqn = input.next_u32();
                     }
                 }
             }
@@ -114,7 +120,7 @@ impl World<'_> {
             mr: region.live_handle(),
             addr: range.addr,
             length: range.length.into(),
-            mw_access_flags: u32::from(input.byte() & 0x3f),
+            mw_access_flags: u32::from(input.next_byte() & 0x3f),
         }
     }
 
@@ -123,8 +129,8 @@ impl World<'_> {
         let mut sges = [[ibv_sge::zeroed(); 4]; MAX_LIST_WRS];
         let mut list = [ibv_recv_wr::zeroed(); MAX_LIST_WRS];
         for (wr, sges) in list.iter_mut().zip(&mut sges).take(count) {
-            wr.wr_id = u64::from(input.byte());
-            wr.num_sge = match input.byte() {
+            wr.wr_id = u64::from(input.next_byte());
+            wr.num_sge = match input.next_byte() {
                 255 => i32::MIN,
                 254 => 1 << 20,
                 byte => i32::from(byte % 4),
@@ -146,7 +152,7 @@ impl World<'_> {
                     ibv_post_srq_recv(srq, list.as_mut_ptr(), &raw mut bad);
                 }
             } else {
-                let qp = self.qps[input.index_below(QPS)].live_handle();
+                let qp = self.qps[input.index_below(QP_PLACES)].live_handle();
                 if !qp.is_null() {
                     ibv_post_recv(qp, list.as_mut_ptr(), &raw mut bad);
                 }
@@ -187,7 +193,7 @@ impl World<'_> {
             let got =
                 (verbs.ibv_get_cq_event)(channel.handle, &raw mut cq, &raw mut cq_context) == 0;
             if got {
-                assert!(channel.live, "a destroyed channel has an event");
+                assert!(channel.is_live, "a destroyed channel has an event");
                 (verbs.ibv_ack_cq_events)(cq, 1);
             }
             let mut event = ibv_async_event {
@@ -202,25 +208,27 @@ impl World<'_> {
 
     /// Posts work requests through the extended API.
     pub(super) unsafe fn post_send_extended(&mut self, input: &mut DecisionBytes<'_>) {
-        let qp = self.qps[input.index_below(QPS)].live_handle();
+        let qp = self.qps[input.index_below(QP_PLACES)].live_handle();
         if qp.is_null() {
             return;
         }
         // SAFETY: as in `make_pd`; the operations come in the order that `ibv_wr_post(3)` requires.
         unsafe {
-            let built = (self.tables.later.ibv_qp_to_qp_ex)(qp);
+            let built = (self.tables.later_symbols.ibv_qp_to_qp_ex)(qp);
             let Some(start) = built.as_ref().and_then(|qp| qp.wr_start) else {
                 return;
             };
             start(built);
             for _ in 0..input.index_below(MAX_LIST_WRS) {
-                (*built).wr_id = u64::from(input.byte());
-                (*built).wr_flags = u32::from(input.byte() % 8);
+                (*built).wr_id = u64::from(input.next_byte());
+                (*built).wr_flags = u32::from(input.next_byte() % 8);
                 let remote = self.choose_sge(input);
                 let is_datagram = (*qp).qp_type == IBV_QPT_UD;
                 match input.index_below(6) {
                     0 => (*built).wr_send.map(|send| send(built)),
-                    1 => (*built).wr_send_imm.map(|send| send(built, input.word())),
+                    1 => (*built)
+                        .wr_send_imm
+                        .map(|send| send(built, input.next_u32())),
                     2 => (*built)
                         .wr_rdma_write
                         .map(|write| write(built, remote.lkey, remote.addr)),
@@ -235,7 +243,9 @@ impl World<'_> {
                         .map(|invalidate| invalidate(built, remote.lkey)),
                 };
                 if let Some(set) = (*built).wr_set_ud_addr.filter(|_| is_datagram) {
-                    let to = self.qps[input.index_below(QPS)].live_handle().as_ref();
+                    let to = self.qps[input.index_below(QP_PLACES)]
+                        .live_handle()
+                        .as_ref();
                     let ah = self.ahs[input.index_below(PLACES_PER_KIND)].live_handle();
                     set(built, ah, to.map_or(0, |to| to.qp_num), 17);
                 }

@@ -8,24 +8,24 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use super::imported::means_destroyed_elsewhere;
+use super::import_records::means_destroyed_elsewhere;
+use super::object_place::store_object;
 use super::objects::{World, extended};
-use super::place::store_object;
 use super::sizes::PLACES_PER_KIND;
 use crate::input::DecisionBytes;
 
 impl World<'_> {
     /// Returns the kernel handle to import: mostly of an existing object, sometimes of none.
     fn handle_to_import(input: &mut DecisionBytes<'_>, of: Option<u32>) -> u32 {
-        match (of, input.byte()) {
+        match (of, input.next_byte()) {
             (Some(handle), 0..=239) => handle,
             (Some(handle), byte @ 240..=247) => handle.wrapping_add(u32::from(byte)),
-            _ => input.word(),
+            _ => input.next_u32(),
         }
     }
 
     pub(super) unsafe fn import_or_unimport_object(&mut self, input: &mut DecisionBytes<'_>) {
-        let later = self.tables.later;
+        let later = self.tables.later_symbols;
         let context = if input.one_in(16) {
             null_mut()
         } else {
@@ -41,7 +41,7 @@ impl World<'_> {
                     );
                     let of = self.pds[from].live_handle().as_ref().map(|pd| pd.handle);
                     let handle = Self::handle_to_import(input, of);
-                    if !self.pds[place].live {
+                    if !self.pds[place].is_live {
                         let made = (later.ibv_import_pd)(context, handle);
                         store_object(&mut self.pds, place, made);
                     }
@@ -52,7 +52,7 @@ impl World<'_> {
                         .unimported_pds
                         .extend(place.live_handle().as_ref().map(|pd| pd.handle));
                     (later.ibv_unimport_pd)(place.handle);
-                    place.live = false;
+                    place.is_live = false;
                 }
                 2 => self.import_mr(input),
                 3 => self.unimport_mr(input.index_below(PLACES_PER_KIND)),
@@ -60,7 +60,7 @@ impl World<'_> {
                     let (from, place) = (input.index_below(2), input.index_below(2));
                     let of = self.dms[from].live_handle().as_ref().map(|dm| dm.handle);
                     let handle = Self::handle_to_import(input, of);
-                    if !self.dms[place].live {
+                    if !self.dms[place].is_live {
                         let made = (later.ibv_import_dm)(context, handle);
                         store_object(&mut self.dms, place, made);
                     }
@@ -71,7 +71,7 @@ impl World<'_> {
                         .unimported_dms
                         .extend(place.live_handle().as_ref().map(|dm| dm.handle));
                     (later.ibv_unimport_dm)(place.handle);
-                    place.live = false;
+                    place.is_live = false;
                 }
             }
         }
@@ -87,10 +87,10 @@ impl World<'_> {
         unsafe {
             let of = self.mrs[from].live_handle().as_ref().map(|mr| mr.handle);
             let handle = Self::handle_to_import(input, of);
-            if self.mrs[place].live {
+            if self.mrs[place].is_live {
                 return;
             }
-            let made = (self.tables.later.ibv_import_mr)(pd, handle);
+            let made = (self.tables.later_symbols.ibv_import_mr)(pd, handle);
             store_object(&mut self.mrs, place, made);
             self.imports.is_imported_mr[place] = true;
             self.imports.is_mr_destroyed_by_other_handle[place] = false;
@@ -125,10 +125,10 @@ impl World<'_> {
     /// destroying the region ends it.
     unsafe fn unimport_mr(&mut self, place: usize) {
         // SAFETY: as in `import`.
-        unsafe { (self.tables.later.ibv_unimport_mr)(self.mrs[place].handle) };
+        unsafe { (self.tables.later_symbols.ibv_unimport_mr)(self.mrs[place].handle) };
         if self.imports.is_imported_mr[place] || self.imports.is_mr_destroyed_by_other_handle[place]
         {
-            self.mrs[place].live = false;
+            self.mrs[place].is_live = false;
         }
     }
 
@@ -157,12 +157,12 @@ impl World<'_> {
 
     /// Destroys the remaining domains and device memory, through any handle.
     pub(super) unsafe fn destroy_remaining_pds_and_dms(&mut self) {
-        let later = self.tables.later;
+        let later = self.tables.later_symbols;
         let verbs = self.tables.symbols;
         let context = self.device.context;
         // SAFETY: as in `import`.
         unsafe {
-            for dm in self.dms.iter_mut().filter(|dm| dm.live) {
+            for dm in self.dms.iter_mut().filter(|dm| dm.is_live) {
                 let errno = extended!(self.free_dm(dm.handle)).unwrap_or(libc::EOPNOTSUPP);
                 if errno != 0 {
                     assert!(
@@ -171,7 +171,7 @@ impl World<'_> {
                     );
                     (later.ibv_unimport_dm)(dm.handle);
                 }
-                dm.live = false;
+                dm.is_live = false;
             }
             for handle in std::mem::take(&mut self.imports.unimported_dms) {
                 let dm = (later.ibv_import_dm)(context, handle);
@@ -183,14 +183,14 @@ impl World<'_> {
             // Destroy parent domains before the domains that they were made of, with as many passes as there
             // are domains.
             for last in [false, false, false, true] {
-                for pd in self.pds.iter_mut().filter(|pd| pd.live) {
+                for pd in self.pds.iter_mut().filter(|pd| pd.is_live) {
                     let errno = (verbs.ibv_dealloc_pd)(pd.handle);
                     pd.record_destroy_result(errno);
                     if means_destroyed_elsewhere(errno) {
                         (later.ibv_unimport_pd)(pd.handle);
-                        pd.live = false;
+                        pd.is_live = false;
                     }
-                    assert!(!last || !pd.live, "a domain is in use: {errno}");
+                    assert!(!last || !pd.is_live, "a domain is in use: {errno}");
                 }
             }
             for handle in std::mem::take(&mut self.imports.unimported_pds) {

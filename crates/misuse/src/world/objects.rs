@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use verbs_abi::*;
 
 use super::device::Device;
-use super::imported::ImportRecords;
-use super::place::ObjectPlace;
-use super::raw::RawPacketObjects;
-use super::sizes::{ARENA_BYTES, PLACES_PER_KIND, QPS};
+use super::import_records::ImportRecords;
+use super::object_place::ObjectPlace;
+use super::raw_packets::RawPacketObjects;
+use super::sizes::{ARENA_BYTES, PLACES_PER_KIND, QP_PLACES};
 use crate::tables::ProviderTables;
 
 /// The range of a memory region.
@@ -30,13 +30,13 @@ pub(crate) struct World<'a> {
     pub(super) channels: [ObjectPlace<ibv_comp_channel>; 2],
     pub(super) cqs: [ObjectPlace<ibv_cq>; PLACES_PER_KIND],
     pub(super) srqs: [ObjectPlace<ibv_srq>; 2],
-    pub(super) qps: [ObjectPlace<ibv_qp>; QPS],
+    pub(super) qps: [ObjectPlace<ibv_qp>; QP_PLACES],
     pub(super) ahs: [ObjectPlace<ibv_ah>; PLACES_PER_KIND],
     pub(super) tds: [ObjectPlace<ibv_td>; 2],
     pub(super) dms: [ObjectPlace<ibv_dm>; 2],
     pub(super) xrcds: [ObjectPlace<ibv_xrcd>; 2],
     pub(super) imports: ImportRecords,
-    pub(super) raw: RawPacketObjects,
+    pub(super) raw_packet_objects: RawPacketObjects,
 }
 
 impl<'a> World<'a> {
@@ -53,13 +53,13 @@ impl<'a> World<'a> {
             channels: [ObjectPlace::EMPTY; 2],
             cqs: [ObjectPlace::EMPTY; PLACES_PER_KIND],
             srqs: [ObjectPlace::EMPTY; 2],
-            qps: [ObjectPlace::EMPTY; QPS],
+            qps: [ObjectPlace::EMPTY; QP_PLACES],
             ahs: [ObjectPlace::EMPTY; PLACES_PER_KIND],
             tds: [ObjectPlace::EMPTY; 2],
             dms: [ObjectPlace::EMPTY; 2],
             xrcds: [ObjectPlace::EMPTY; 2],
             imports: ImportRecords::default(),
-            raw: RawPacketObjects::NONE,
+            raw_packet_objects: RawPacketObjects::NONE,
         }
     }
 

@@ -24,7 +24,7 @@ pub(crate) fn run(link_layer: &str, sequences: impl Iterator<Item = Vec<u8>>) ->
     }
     let tables = ProviderTables {
         symbols: softnic::symbols(),
-        later: softnic::later_symbols(),
+        later_symbols: softnic::later_symbols(),
     };
     let (done, watched) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {

@@ -14,7 +14,7 @@ pub(crate) struct SpreadLane {
     /// One entry for each worker and each of its request slots.
     pending: Box<[Pending]>,
     /// Number of requests sent. `is_answered` tells for each of the last window whether it is answered.
-    sent_requests: u64,
+    sent_request_count: u64,
     is_answered: Box<[bool]>,
     /// The oldest unanswered request; its slot must not be reused yet.
     oldest_unanswered_index: u64,
@@ -39,7 +39,7 @@ impl SpreadLane {
         Self {
             window: window.min(slots),
             pending: vec![Pending::default(); slots * client.worker_count()].into_boxed_slice(),
-            sent_requests: 0,
+            sent_request_count: 0,
             is_answered: vec![true; slots].into_boxed_slice(),
             oldest_unanswered_index: 0,
             unanswered_requests: 0,
@@ -57,9 +57,9 @@ impl SpreadLane {
 
 impl Lane for SpreadLane {
     #[inline]
-    fn free_window(&self) -> usize {
+    fn room_in_window(&self) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
-        let under_way = (self.sent_requests - self.oldest_unanswered_index) as usize;
+        let under_way = (self.sent_request_count - self.oldest_unanswered_index) as usize;
         self.window - under_way
     }
 
@@ -81,13 +81,13 @@ impl Lane for SpreadLane {
             self.pending[Self::pending_index(worker, number, slots)] = Pending {
                 answer_imm: tag.answer_imm(number),
                 is_outstanding: true,
-                request_index: self.sent_requests,
+                request_index: self.sent_request_count,
                 min_valid_number: above,
             };
             #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]
-            let place = self.sent_requests as usize & (slots - 1);
+            let place = self.sent_request_count as usize & (slots - 1);
             self.is_answered[place] = false;
-            self.sent_requests += 1;
+            self.sent_request_count += 1;
         }
         self.client.post_prepared_requests()?;
         self.unanswered_requests += count;
@@ -111,7 +111,7 @@ impl Lane for SpreadLane {
             let found = pending.get_mut(place);
             let found = found.filter(|p| p.is_outstanding && p.answer_imm == answer.imm);
             let Some((request, n)) = found.zip(answer.u64_le()) else {
-                results.discarded_answers += 1;
+                results.discarded_answer_count += 1;
                 return;
             };
             request.is_outstanding = false;
@@ -120,13 +120,13 @@ impl Lane for SpreadLane {
             answered[index] = true;
             *outstanding -= 1;
             if n == USED_UP_ANSWER {
-                results.refused_requests += 1;
+                results.refused_request_count += 1;
             } else {
                 results.record_number(n, request.min_valid_number);
             }
         })?;
         #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]
-        while self.oldest_unanswered_index < self.sent_requests
+        while self.oldest_unanswered_index < self.sent_request_count
             && self.is_answered[self.oldest_unanswered_index as usize & (slots - 1)]
         {
             self.oldest_unanswered_index += 1;

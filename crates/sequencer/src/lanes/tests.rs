@@ -89,8 +89,8 @@ proptest! {
             let step = if lane.needs_new_session() { Step::Deadline } else { step };
             match step {
                 Step::Send(n) => {
-                    let n = n.min(lane.free_window());
-                    lane.send(n, results.one_past_largest).expect("sends");
+                    let n = n.min(lane.room_in_window());
+                    lane.send(n, results.one_past_largest_number).expect("sends");
                 }
                 Step::Serve(n) => (0..n).for_each(|_| lane.client.serve()),
                 Step::Poll => drop(lane.poll(&mut results).expect("polls")),
@@ -119,7 +119,7 @@ proptest! {
         let got = results.numbers_in_arrival_order.expect("kept");
         prop_assert!(!ordered || got.is_sorted_by(|a, b| a < b), "{got:?}");
         let once: BTreeSet<_> = got.iter().collect();
-        prop_assert!(once.len() == got.len() && results.not_increasing_numbers == 0, "{got:?}");
+        prop_assert!(once.len() == got.len() && results.not_increasing_number_count == 0, "{got:?}");
         prop_assert!(got.iter().all(|n| lane.client.taken.contains(n)), "{got:?}");
     }
 
@@ -130,20 +130,20 @@ proptest! {
         let mut results = LaneResults::default();
         let mut asked = 0;
         for (n, jump) in jumps {
-            let n = n.min(lane.free_window());
-            lane.send(n, results.one_past_largest).expect("sends");
+            let n = n.min(lane.room_in_window());
+            lane.send(n, results.one_past_largest_number).expect("sends");
             asked += n as u64;
             (0..n / 2).for_each(|_| lane.client.serve());
             lane.client.next += jump;
             (0..n).for_each(|_| lane.client.serve());
             lane.poll(&mut results).expect("polls");
             prop_assert_eq!(lane.unanswered_requests(), 0);
-            prop_assert_eq!(results.received_numbers, asked);
+            prop_assert_eq!(results.received_number_count, asked);
             if lane.needs_new_session() {
                 let next = lane.client.next;
                 lane = SpecLane::new(World { next, ..World::default() }, (8, true), next);
             }
         }
-        prop_assert_eq!((results.discarded_answers, results.not_increasing_numbers), (0, 0));
+        prop_assert_eq!((results.discarded_answer_count, results.not_increasing_number_count), (0, 0));
     }
 }

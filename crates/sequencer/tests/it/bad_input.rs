@@ -70,7 +70,7 @@ fn a_client_says_what_is_wrong() {
     let address = server.address().to_string();
     let error = |config: ClientConfig| Client::connect(config).expect_err("refused").to_string();
     let good = || ClientConfig {
-        reconnect_ms: 50,
+        reconnect_timeout_ms: 50,
         ..client_of(&address)
     };
     assert!(
@@ -136,7 +136,7 @@ fn something_else_at_the_address_is_recognised() {
         }
     });
     let config = ClientConfig {
-        reconnect_ms: 0,
+        reconnect_timeout_ms: 0,
         ..client_of(&address)
     };
     let e = Client::connect(config).expect_err("no sequencer");

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sequencer::{Client, ClientConfig, ClientReport, RunEnd, Server, ServerConfig, ServerStats};
+use sequencer::{Client, ClientConfig, ClientReport, RunLimit, Server, ServerConfig, ServerStats};
 
 const ROLE: &str = "SEQUENCER_TEST_ROLE";
 const CONFIG: &str = "SEQUENCER_TEST_CONFIG";
@@ -29,7 +29,7 @@ pub(crate) fn child_main() {
         }
         "client" => {
             let config: ClientConfig = serde_json::from_str(&config).expect("the parent's");
-            let until: RunEnd =
+            let until: RunLimit =
                 serde_json::from_str(&std::env::var(UNTIL).expect("set")).expect("the parent's");
             let mut client = Client::connect(config).expect("the client connects");
             say("connected");
@@ -55,7 +55,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    fn spawn(role: &str, config: &impl serde::Serialize, until: Option<RunEnd>) -> Self {
+    fn spawn(role: &str, config: &impl serde::Serialize, until: Option<RunLimit>) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
         command
             .args(["--exact", "child_main", "--nocapture"])
@@ -75,7 +75,7 @@ impl Process {
         }
     }
 
-    pub(crate) fn client(config: &ClientConfig, until: RunEnd) -> Self {
+    pub(crate) fn client(config: &ClientConfig, until: RunLimit) -> Self {
         let mut process = Self::spawn("client", config, Some(until));
         assert_eq!(process.hear().as_deref(), Some("connected"));
         process
@@ -165,7 +165,7 @@ pub(crate) fn eventually(what: &str, mut ready: impl FnMut() -> bool) {
 pub(crate) fn client_of(address: &str) -> ClientConfig {
     ClientConfig {
         server: address.to_owned(),
-        deadline_ms: 5_000,
+        answer_timeout_ms: 5_000,
         ..ClientConfig::default()
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sequencer::{
-    Client, ClientConfig, ClientReport, Design, NumberChecker, RegionScan, RunEnd, Server,
+    Client, ClientConfig, ClientReport, Design, NumberChecker, RegionScan, RunLimit, Server,
     ServerConfig, WindowPolicy,
 };
 
@@ -18,7 +18,7 @@ fn server(config: ServerConfig) -> (Server, String) {
 fn run(config: ClientConfig, count: u64) -> ClientReport {
     Client::connect(config)
         .expect("connects")
-        .run(RunEnd::Count(count))
+        .run(RunLimit::Count(count))
 }
 
 /// Runs clients as threads against a server of this process and checks every number.
@@ -42,16 +42,16 @@ fn threads(config: ServerConfig, clients: usize, count: u64, window: usize) -> V
             .collect()
     });
     let stats = server.stop();
-    let mut checker = NumberChecker::new(stats.start);
+    let mut checker = NumberChecker::new(stats.first_number);
     for (i, report) in reports.iter().enumerate() {
         assert_eq!(
-            report.requests, count,
+            report.received_number_count, count,
             "{design} client {i}: {:?}",
             report.failures
         );
-        checker.add(&format!("client {i}"), report);
+        checker.add_report(&format!("client {i}"), report);
     }
-    let verdict = checker.verdict(Some(stats.next));
+    let verdict = checker.verdict(Some(stats.next_number));
     println!("{design}: {verdict}; {stats:?}");
     assert!(verdict.ok, "{design}: {verdict}");
     assert_eq!(stats.requests, clients as u64 * count, "{design}");
@@ -107,14 +107,14 @@ fn windows_and_batches_of_every_size_work() {
                 3_000,
             );
             assert_eq!(
-                report.requests, 3_000,
+                report.received_number_count, 3_000,
                 "{design} {window} {batch}: {:?}",
                 report.failures
             );
             let stats = server.stop();
             let mut checker = NumberChecker::new(0);
-            checker.add("client", &report);
-            let verdict = checker.verdict(Some(stats.next));
+            checker.add_report("client", &report);
+            let verdict = checker.verdict(Some(stats.next_number));
             assert!(verdict.ok, "{design} {window} {batch}: {verdict}");
         }
     }
@@ -137,18 +137,18 @@ fn every_window_policy_scan_and_spread_gets_all_numbers() {
                 design,
                 workers: 3,
                 batch: 32,
-                queues: Some(4),
+                ud_qps_per_worker: Some(4),
                 rotates_answer_qps: !is_rpc,
-                scan: RegionScan::OneEach,
-                split: if is_rpc { 2 } else { 1 },
+                request_region_scan: RegionScan::OneEach,
+                qps_per_answer_batch: if is_rpc { 2 } else { 1 },
                 ..ServerConfig::default()
             });
             let client = || {
                 let config = ClientConfig {
                     window: 21,
                     batch,
-                    policy,
-                    spread,
+                    window_policy: policy,
+                    requests_rotate_over_workers: spread,
                     ..client_of(&address)
                 };
                 run(config, 3_000)
@@ -161,10 +161,10 @@ fn every_window_policy_scan_and_spread_gets_all_numbers() {
             let mut checker = NumberChecker::new(0);
             for report in &reports {
                 let case = format!("{design} {policy:?} {spread}: {:?}", report.failures);
-                assert_eq!(report.requests, 3_000, "{case}");
-                checker.add("client", report);
+                assert_eq!(report.received_number_count, 3_000, "{case}");
+                checker.add_report("client", report);
             }
-            let verdict = checker.verdict(Some(stats.next));
+            let verdict = checker.verdict(Some(stats.next_number));
             assert!(verdict.ok, "{design} {policy:?} {spread}: {verdict}");
         }
     }
@@ -178,16 +178,20 @@ fn processes_share_the_numbers() {
             ..ServerConfig::default()
         });
         let clients: Vec<_> = (0..3)
-            .map(|_| Process::client(&client_of(&address), RunEnd::Count(20_000)))
+            .map(|_| Process::client(&client_of(&address), RunLimit::Count(20_000)))
             .collect();
         let reports: Vec<_> = clients.into_iter().map(Process::report).collect();
         let stats = server.stop();
         let mut checker = NumberChecker::new(0);
         for (i, r) in reports.iter().enumerate() {
-            assert_eq!(r.requests, 20_000, "{design}: {:?}", r.failures);
-            checker.add(&format!("process {i}"), r);
+            assert_eq!(
+                r.received_number_count, 20_000,
+                "{design}: {:?}",
+                r.failures
+            );
+            checker.add_report(&format!("process {i}"), r);
         }
-        let verdict = checker.verdict(Some(stats.next));
+        let verdict = checker.verdict(Some(stats.next_number));
         assert!(verdict.ok, "{design}: {verdict}");
     }
 }
@@ -231,7 +235,7 @@ fn numbers_end_and_do_not_start_over() {
             .map(|_| Client::connect(config.clone()).expect("connects"))
             .collect();
         let reports: Vec<_> = std::thread::scope(|s| {
-            let run = |mut c: Client| s.spawn(move || c.run(RunEnd::Count(5_000)));
+            let run = |mut c: Client| s.spawn(move || c.run(RunLimit::Count(5_000)));
             let threads: Vec<_> = clients.into_iter().map(run).collect();
             threads
                 .into_iter()
@@ -242,9 +246,9 @@ fn numbers_end_and_do_not_start_over() {
         assert!(late.to_string().contains("used up"), "{design}: {late}");
         let stats = server.stop();
         assert!(
-            stats.next >= start,
+            stats.next_number >= start,
             "{design}: the counter wrapped to {}",
-            stats.next
+            stats.next_number
         );
         let mut checker = NumberChecker::new(start);
         for (i, r) in reports.iter().enumerate() {
@@ -256,17 +260,21 @@ fn numbers_end_and_do_not_start_over() {
                 "{design}: {:?}",
                 r.failures
             );
-            checker.add(&format!("client {i}"), r);
+            checker.add_report(&format!("client {i}"), r);
         }
         let verdict = checker.verdict(Some(design.end_of_numbers()));
         assert_eq!(
-            (verdict.duplicates, verdict.outside, verdict.not_increasing),
+            (
+                verdict.duplicates,
+                verdict.out_of_range_numbers,
+                verdict.not_increasing_numbers
+            ),
             (0, 0, 0),
             "{design}: {verdict}"
         );
         // With atomics a session may end with numbers that it took but could not use.
         assert!(
-            verdict.ok && (verdict.numbers == 2_500 || design == Design::Atomics),
+            verdict.ok && (verdict.checked_numbers == 2_500 || design == Design::Atomics),
             "{design}: {verdict}"
         );
     }
@@ -281,30 +289,30 @@ fn a_killed_client_leaves_its_place_to_others() {
             ..ServerConfig::default()
         });
         let mut checker = NumberChecker::new(0);
-        let steady = Process::client(&client_of(&address), RunEnd::DurationMs(600));
+        let steady = Process::client(&client_of(&address), RunLimit::DurationMs(600));
         for _ in 0..3 {
-            let victim = Process::client(&client_of(&address), RunEnd::DurationMs(60_000));
+            let victim = Process::client(&client_of(&address), RunLimit::DurationMs(60_000));
             std::thread::sleep(Duration::from_millis(30));
             victim.kill();
-            checker.client_died();
+            checker.record_client_death();
             eventually("the server frees the client", || {
                 server.stats().connected_clients <= 1
             });
         }
         let report = steady.report();
         assert!(
-            report.requests > 0 && report.failures.end_reason.is_none(),
+            report.received_number_count > 0 && report.failures.end_reason.is_none(),
             "{design}: {:?}",
             report.failures
         );
-        checker.add("steady", &report);
+        checker.add_report("steady", &report);
         assert!(
             server.failure().is_none(),
             "{design}: {:?}",
             server.failure()
         );
         let stats = server.stop();
-        let verdict = checker.verdict(Some(stats.next));
+        let verdict = checker.verdict(Some(stats.next_number));
         assert!(verdict.ok, "{design}: {verdict}");
         assert_eq!(stats.clients_total, 4);
     }
@@ -321,11 +329,11 @@ fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
         });
         let config = ClientConfig {
             // A server that is not frozen answers in time, even while it waits for a core.
-            deadline_ms: 60,
+            answer_timeout_ms: 60,
             ..client_of(&address)
         };
         let clients: Vec<_> = (0..2)
-            .map(|_| Process::client(&config, RunEnd::DurationMs(1_500)))
+            .map(|_| Process::client(&config, RunLimit::DurationMs(1_500)))
             .collect();
         // The freezes are frequent and long, because on a busy machine a client is rarely scheduled.
         for _ in 0..6 {
@@ -337,14 +345,14 @@ fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
         let mut checker = NumberChecker::new(0);
         for (i, r) in reports.iter().enumerate() {
             assert!(
-                r.requests > 0 && r.failures.end_reason.is_none(),
+                r.received_number_count > 0 && r.failures.end_reason.is_none(),
                 "{design}: {:?}",
                 r.failures
             );
-            checker.add(&format!("client {i}"), r);
+            checker.add_report(&format!("client {i}"), r);
         }
         let reconnects: u64 = reports.iter().map(|r| r.failures.reconnects).sum();
-        let verdict = checker.verdict(Some(stats.next));
+        let verdict = checker.verdict(Some(stats.next_number));
         println!("{design}: {verdict}; {reconnects} reconnects");
         assert!(verdict.ok, "{design}: {verdict}");
         // Remote atomics need no thread at the server.

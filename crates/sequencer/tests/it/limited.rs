@@ -7,7 +7,7 @@ mod providers;
 use std::path::Path;
 
 use sequencer::{
-    Client, ClientConfig, ClientError, ConnectError, Design, NicConfig, NumberChecker, RunEnd,
+    Client, ClientConfig, ClientError, ConnectError, Design, NicConfig, NumberChecker, RunLimit,
     Server, ServerConfig, ServerError,
 };
 use verbs::{Context, Provider};
@@ -30,7 +30,7 @@ fn server_config(design: Design) -> ServerConfig {
 fn client_config(server: &Server) -> ClientConfig {
     ClientConfig {
         server: server.address().to_string(),
-        deadline_ms: 60_000,
+        answer_timeout_ms: 60_000,
         ..ClientConfig::default()
     }
 }
@@ -40,13 +40,17 @@ fn run(server_side: &Context, client_side: &Context, design: Design) {
     let server = Server::start_on(server_side, server_config(design)).expect("starts");
     let mut client = Client::connect_on(client_side, client_config(&server)).expect("connects");
     // Enough requests to wrap around all rings several times.
-    let report = client.run(RunEnd::Count(20_000));
+    let report = client.run(RunLimit::Count(20_000));
     drop(client);
     let stats = server.stop();
-    assert_eq!(report.requests, 20_000, "{design}: {:?}", report.failures);
-    let mut checker = NumberChecker::new(stats.start);
-    checker.add("client", &report);
-    let verdict = checker.verdict(Some(stats.next));
+    assert_eq!(
+        report.received_number_count, 20_000,
+        "{design}: {:?}",
+        report.failures
+    );
+    let mut checker = NumberChecker::new(stats.first_number);
+    checker.add_report("client", &report);
+    let verdict = checker.verdict(Some(stats.next_number));
     assert!(verdict.ok, "{design}: {verdict}");
 }
 
@@ -57,7 +61,7 @@ fn a_design_that_needs_what_the_device_lacks_does_not_start() {
     let state = folder.path().join("state");
     for design in [Design::Rpc, Design::RpcBatch, Design::RpcBatchMq] {
         let config = ServerConfig {
-            state: Some(state.clone()),
+            state_path: Some(state.clone()),
             // No server can listen at this address: the device is checked first.
             listen: "192.0.2.1:1".to_owned(),
             ..server_config(design)
@@ -190,7 +194,11 @@ fn every_design_runs_from_a_gid_that_was_chosen() {
             ..client_config(&server)
         };
         let mut client = Client::connect_on(&context, config).expect("connects");
-        let report = client.run(RunEnd::Count(1000));
-        assert_eq!(report.requests, 1000, "{design}: {:?}", report.failures);
+        let report = client.run(RunLimit::Count(1000));
+        assert_eq!(
+            report.received_number_count, 1000,
+            "{design}: {:?}",
+            report.failures
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sequencer::{Client, ClientConfig, Design, NumberChecker, RunEnd, Server, ServerConfig};
+use sequencer::{Client, ClientConfig, Design, NumberChecker, RunLimit, Server, ServerConfig};
 
 use crate::common::{Process, client_of};
 
@@ -13,7 +13,7 @@ fn kill_9_again_and_again() {
         let state = Some(dir.path().join("state"));
         let config = ServerConfig {
             design,
-            state,
+            state_path: state,
             reserve: 20_000,
             ..ServerConfig::default()
         };
@@ -23,17 +23,17 @@ fn kill_9_again_and_again() {
             ..config
         };
         let client = ClientConfig {
-            deadline_ms: 100,
+            answer_timeout_ms: 100,
             ..client_of(&address)
         };
         let clients: Vec<_> = (0..2)
-            .map(|_| Process::client(&client, RunEnd::DurationMs(1_000)))
+            .map(|_| Process::client(&client, RunLimit::DurationMs(1_000)))
             .collect();
         let mut checker = NumberChecker::new(0);
         for pause in [90, 10, 130, 40, 70] {
             std::thread::sleep(Duration::from_millis(pause));
             server.kill();
-            checker.server_restarted();
+            checker.record_server_restart();
             server = Process::server(&config).0;
         }
         let reports: Vec<_> = clients.into_iter().map(Process::report).collect();
@@ -44,11 +44,11 @@ fn kill_9_again_and_again() {
                 "{design}: {:?}",
                 r.failures
             );
-            assert!(r.requests > 0);
-            checker.add(&format!("client {i}"), r);
+            assert!(r.received_number_count > 0);
+            checker.add_report(&format!("client {i}"), r);
         }
         let reconnects: u64 = reports.iter().map(|r| r.failures.reconnects).sum();
-        let verdict = checker.verdict(Some(stats.next));
+        let verdict = checker.verdict(Some(stats.next_number));
         println!("{design}: {verdict}; {reconnects} reconnects");
         assert!(verdict.ok, "{design}: {verdict}");
         assert!(reconnects > 0, "{design}: the clients noticed nothing");
@@ -61,7 +61,7 @@ fn a_restart_goes_on_above_and_reservations_keep_up() {
         let dir = tempfile::tempdir().expect("a directory");
         let config = ServerConfig {
             design,
-            state: Some(dir.path().join("state")),
+            state_path: Some(dir.path().join("state")),
             reserve: 2_000,
             start: 77,
             ..ServerConfig::default()
@@ -93,7 +93,7 @@ fn a_server_that_forgot_is_refused_by_its_clients() {
     let server = Server::start(ServerConfig::default()).expect("starts");
     let listen = server.address().to_string();
     let mut client = Client::connect(ClientConfig {
-        deadline_ms: 100,
+        answer_timeout_ms: 100,
         ..client_of(&listen)
     })
     .expect("connects");
@@ -114,7 +114,7 @@ fn a_foreign_or_damaged_state_file_stops_the_start() {
     let path = dir.path().join("state");
     std::fs::write(&path, "my shopping list\n").expect("writes");
     let config = ServerConfig {
-        state: Some(path.clone()),
+        state_path: Some(path.clone()),
         ..ServerConfig::default()
     };
     let e = Server::start(config).expect_err("refused");

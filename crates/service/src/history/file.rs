@@ -23,7 +23,7 @@ struct HistoryRecord {
     operation_number: u64,
     at_ns: u64,
     /// Number of the key; in the first record the client's number.
-    key: u64,
+    key_or_client_number: u64,
     /// Stamp of a value.
     value: u64,
     /// Version of a condition, or of an answer.
@@ -50,7 +50,7 @@ const ANSWER_WRONG_VALUE: u64 = 21;
 /// A value from a store that reports no versions.
 const ANSWER_UNVERSIONED_VALUE: u64 = 22;
 /// Answer to a change: `value` is 1 if the key existed before the change, otherwise 0.
-const ANSWER_CHANGE: u64 = 23;
+const ANSWER_UNVERSIONED_CHANGE: u64 = 23;
 /// A scan was out of order or incomplete: `value` is the entry, `version` the [`ScanFault`].
 const ANSWER_WRONG_SCAN: u64 = 24;
 
@@ -110,7 +110,7 @@ pub enum HistoryError {
 ///
 /// # Errors
 /// When the folder or the size of a file cannot be read.
-pub fn recorded_operations(folder: &Path) -> io::Result<u64> {
+pub fn recorded_operation_count(folder: &Path) -> io::Result<u64> {
     let record_bytes = size_of::<HistoryRecord>() as u64;
     let mut operations = 0;
     for entry in fs::read_dir(folder)? {
@@ -125,7 +125,7 @@ pub fn recorded_operations(folder: &Path) -> io::Result<u64> {
 #[derive(Debug)]
 pub struct HistoryRecorder {
     file: File,
-    client: u64,
+    client_number: u64,
     next_operation_number: u64,
 }
 
@@ -145,21 +145,21 @@ impl HistoryRecorder {
         let file = File::create_new(folder.join(format!("client-{client}")))?;
         let mut recorder = Self {
             file,
-            client,
+            client_number: client,
             next_operation_number: 0,
         };
         recorder.write(HistoryRecord {
             kind: KIND_FILE_HEADER,
             operation_number: MAGIC,
-            key: client,
+            key_or_client_number: client,
             ..HistoryRecord::default()
         })?;
         Ok(recorder)
     }
 
     /// Returns the client's number.
-    pub fn client(&self) -> u64 {
-        self.client
+    pub fn client_number(&self) -> u64 {
+        self.client_number
     }
 
     fn write(&mut self, record: HistoryRecord) -> io::Result<()> {
@@ -190,7 +190,7 @@ impl HistoryRecorder {
             kind,
             operation_number: number,
             at_ns: now_ns(),
-            key,
+            key_or_client_number: key,
             value,
             version,
         })?;
@@ -208,7 +208,9 @@ impl HistoryRecorder {
             OperationOutcome::Done { version } => (ANSWER_DONE, 0, version),
             OperationOutcome::Refused { version } => (ANSWER_REFUSED, 0, version),
             OperationOutcome::FoundUnversioned { value } => (ANSWER_UNVERSIONED_VALUE, value, 0),
-            OperationOutcome::UnversionedAnswer { found } => (ANSWER_CHANGE, u64::from(found), 0),
+            OperationOutcome::UnversionedChangeAnswer { found } => {
+                (ANSWER_UNVERSIONED_CHANGE, u64::from(found), 0)
+            }
         };
         self.append_answer_record(kind, number, value, version)
     }
@@ -254,7 +256,7 @@ impl HistoryRecorder {
             kind,
             operation_number: number,
             at_ns: now_ns(),
-            key: 0,
+            key_or_client_number: 0,
             value,
             version,
         })
@@ -290,8 +292,8 @@ impl HistoryRecord {
             ANSWER_DONE => OperationOutcome::Done { version },
             ANSWER_REFUSED => OperationOutcome::Refused { version },
             ANSWER_UNVERSIONED_VALUE => OperationOutcome::FoundUnversioned { value },
-            ANSWER_CHANGE if value <= 1 => {
-                OperationOutcome::UnversionedAnswer { found: value == 1 }
+            ANSWER_UNVERSIONED_CHANGE if value <= 1 => {
+                OperationOutcome::UnversionedChangeAnswer { found: value == 1 }
             }
             _ => return None,
         })
@@ -344,7 +346,7 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
     let mut records = records.enumerate();
     let process = match records.next() {
         Some((_, first)) if (first.kind, first.operation_number) == (KIND_FILE_HEADER, MAGIC) => {
-            first.key
+            first.key_or_client_number
         }
         _ => return Err(0),
     };
@@ -358,7 +360,10 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
                 end: None,
             };
             if calls
-                .insert(record.operation_number, (record.key, operation))
+                .insert(
+                    record.operation_number,
+                    (record.key_or_client_number, operation),
+                )
                 .is_some()
             {
                 return Err(i);
@@ -416,11 +421,11 @@ mod tests {
         let insert = |value| RegisterAction::Write { value, condition };
         record(
             insert(1),
-            OperationOutcome::UnversionedAnswer { found: false },
+            OperationOutcome::UnversionedChangeAnswer { found: false },
         );
         record(
             insert(2),
-            OperationOutcome::UnversionedAnswer { found: true },
+            OperationOutcome::UnversionedChangeAnswer { found: true },
         );
         record(
             RegisterAction::Scan,
@@ -428,13 +433,13 @@ mod tests {
         );
         record(
             RegisterAction::Remove { version: None },
-            OperationOutcome::UnversionedAnswer { found: true },
+            OperationOutcome::UnversionedChangeAnswer { found: true },
         );
         record(RegisterAction::Read, OperationOutcome::Absent);
         let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{verdict:?}");
         assert_eq!(verdict.operations, 5);
-        assert_eq!(recorded_operations(folder.path()).expect("read"), 5);
+        assert_eq!(recorded_operation_count(folder.path()).expect("read"), 5);
         let scan = one.record_call(7, RegisterAction::Scan).expect("written");
         one.record_answer(scan, OperationOutcome::FoundUnversioned { value: 1 })
             .expect("written");
@@ -474,7 +479,7 @@ mod tests {
         let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{verdict:?}");
         assert_eq!(
-            (verdict.keys, verdict.operations, verdict.unknown),
+            (verdict.keys, verdict.operations, verdict.unknown_outcomes),
             (1, 3, 1)
         );
 

@@ -28,5 +28,5 @@
 mod file;
 mod verdict;
 
-pub use file::{HistoryError, HistoryRecorder, ScanFault, recorded_operations};
+pub use file::{HistoryError, HistoryRecorder, ScanFault, recorded_operation_count};
 pub use verdict::{HistoryVerdict, KeyHistories};

@@ -20,7 +20,8 @@ pub struct HistoryVerdict {
     /// Number of operations on these keys.
     pub operations: u64,
     /// Number of these operations whose outcome is unknown.
-    pub unknown: u64,
+    #[serde(rename = "unknown")]
+    pub unknown_outcomes: u64,
     /// Maximum number of states in which one key could be at a time.
     pub states_max: u64,
     /// Violations in words; empty if the history is linearizable.
@@ -46,16 +47,18 @@ impl KeyHistories {
             verdict.operations += operations.len() as u64;
             match lincheck::check(operations) {
                 Ok(stats) => {
-                    verdict.unknown += stats.unknown_outcomes;
+                    verdict.unknown_outcomes += stats.unknown_outcomes;
                     verdict.states_max = verdict.states_max.max(stats.max_possible_states);
                 }
-                Err(violation) => verdict.violations.push(describe(*key, &violation)),
+                Err(violation) => verdict
+                    .violations
+                    .push(describe_violation(*key, &violation)),
             }
         }
         verdict
     }
 }
 
-fn describe(key: u64, violation: &Violation) -> String {
+fn describe_violation(key: u64, violation: &Violation) -> String {
     format!("key {key}: {violation}")
 }

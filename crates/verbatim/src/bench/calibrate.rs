@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::common::CoresArgs;
 use super::common::nic_choice;
-use super::ends::TwoHostArgs;
+use super::measurement_sides::TwoHostArgs;
 use super::parameters::SimulationArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
@@ -48,7 +48,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms)]
     duration: Option<Duration>,
     /// Rounds, of which the median counts
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     #[command(flatten)]
     cores: CoresArgs,
@@ -73,7 +73,8 @@ struct MeasuredNumber<'a> {
     source: &'a str,
     evidence: String,
     /// The number's value in the profile of the simulated NIC; `None` if a real NIC was measured.
-    simulated: Option<f64>,
+    #[serde(rename = "simulated")]
+    value_of_simulated_nic: Option<f64>,
 }
 
 /// The measured profile, as `--json` prints it.
@@ -192,7 +193,7 @@ fn for_each_number(
             value: number.value,
             source: number.source,
             evidence: number.evidence.to_string(),
-            simulated: other.map(|other| other.value),
+            value_of_simulated_nic: other.map(|other| other.value),
         })?;
     }
     Ok(())
@@ -213,7 +214,7 @@ fn print_profile(profile: &Profile, simulated: Option<&Profile>) -> Result<()> {
             row.insert(
                 2,
                 number
-                    .simulated
+                    .value_of_simulated_nic
                     .map_or_else(|| "-".to_owned(), format_three_digits),
             );
         }

@@ -30,13 +30,13 @@ pub(super) struct Args {
     #[arg(long, value_enum)]
     only: Vec<PatternArg>,
     /// Polling processes; an even number
-    #[arg(long, value_name = "N", default_value = "8", value_parser = args::integer_in_range("a count of processes", 2..=64usize))]
+    #[arg(long, value_name = "N", default_value = "8", value_parser = args::integer_parser_in_range("a count of processes", 2..=64usize))]
     processes: usize,
     /// Messages of each process to each peer [default: 20000 of ping-pongs, 1000000 of streams, 10000 of all to all]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of messages", 1..=1_000_000_000u64))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of messages", 1..=1_000_000_000u64))]
     messages: Option<u64>,
     /// How often each kind is measured, each time all together and then one pair at a time
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     #[command(flatten)]
     cores: CoresArgs,
@@ -102,8 +102,10 @@ struct CrowdResult {
     together_ms: Option<MedianAndSpread>,
     in_turn_ms: Option<MedianAndSpread>,
     /// The time `together` divided by the time `in_turn` of the same round.
-    ratio: Option<MedianAndSpread>,
-    verified: u64,
+    #[serde(rename = "ratio")]
+    together_to_in_turn_ratio: Option<MedianAndSpread>,
+    #[serde(rename = "verified")]
+    verified_messages: u64,
 }
 
 /// Runs `verbatim bench crowd`.
@@ -159,7 +161,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         print_table(&all)?;
     }
     let reached = |m: &CrowdResult| {
-        m.ratio
+        m.together_to_in_turn_ratio
             .is_some_and(|ratio| ratio.median <= MAX_TOGETHER_TO_IN_TURN_RATIO)
     };
     Ok(if is_interrupted() || all.iter().all(reached) {
@@ -192,8 +194,8 @@ impl CrowdResult {
             config,
             together_ms: MedianAndSpread::of(&together.iter().map(ms).collect::<Vec<_>>()),
             in_turn_ms: MedianAndSpread::of(&in_turn.iter().map(ms).collect::<Vec<_>>()),
-            ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),
-            verified: together
+            together_to_in_turn_ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),
+            verified_messages: together
                 .iter()
                 .chain(in_turn)
                 .map(|t| t.verified_messages)
@@ -222,7 +224,7 @@ fn print_table(all: &[CrowdResult]) -> Result<()> {
             line.config.total_messages().to_string(),
             format_spread_in_unit(line.together_ms, 1.0),
             format_spread_in_unit(line.in_turn_ms, 1.0),
-            format_spread_in_unit(line.ratio, 1.0),
+            format_spread_in_unit(line.together_to_in_turn_ratio, 1.0),
             format!("at most {MAX_TOGETHER_TO_IN_TURN_RATIO}"),
         ]);
     }

@@ -41,28 +41,28 @@ pub(super) struct Args {
     #[arg(long, value_enum, default_value_t = TransferVerbArg::Write)]
     verb: TransferVerbArg,
     /// Requests in flight of each queue pair, with commas between them; ratios are to the first
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128", value_parser = args::integer_in_range("a depth", 1..=1024usize))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128", value_parser = args::integer_parser_in_range("a depth", 1..=1024usize))]
     depth: Vec<usize>,
     /// Bytes of data of a request; also with K (KiB) or M (MiB) behind
     #[arg(long, value_name = "BYTES", default_value = "4K", value_parser = parse_payload_bytes)]
     payload: usize,
     /// Queue pairs
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of queue pairs", 1..=64usize))]
     queue_pairs: usize,
     /// Where the data lie on both sides
     #[arg(long, value_enum, default_value_t = MemoryArg::Shared)]
     memory: MemoryArg,
     /// How often each depth is measured, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement takes [default: 200ms, or 10ms of virtual time]
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms)]
     duration: Option<Duration>,
     /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file; several are compared
-    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", help_heading = "Simulation", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "cores", "memory"])]
+    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", help_heading = "Simulation", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["nic_file", "rounds", "cores", "memory"])]
     simulated_nics: Vec<String>,
     /// The same with a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", help_heading = "Simulation", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "cores", "memory"])]
+    #[arg(long, value_name = "FILE", help_heading = "Simulation", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["rounds", "cores", "memory"])]
     nic_file: Option<PathBuf>,
     #[command(flatten)]
     cores: CoresArgs,
@@ -94,7 +94,7 @@ enum MemoryArg {
 }
 
 fn parse_payload_bytes(text: &str) -> Result<usize, String> {
-    let parsed = args::byte_count_up_to(1 << 20)(text)?;
+    let parsed = args::byte_count_parser_up_to(1 << 20)(text)?;
     if parsed < 16 || !parsed.is_multiple_of(8) {
         return Err("the data of a request are words of 8 bytes, 16 or more".to_owned());
     }
@@ -116,10 +116,13 @@ struct DepthResult {
     config: ExchangeConfig,
     requests_per_s: Option<MedianAndSpread>,
     /// The rate divided by the rate of the first depth in the same round.
-    ratio_to_first: Option<MedianAndSpread>,
+    #[serde(rename = "ratio_to_first")]
+    rate_ratio_to_first_depth: Option<MedianAndSpread>,
     /// The rate of plain copies of blocks of this size between the two cores.
-    copies_per_s: Option<MedianAndSpread>,
-    verified: u64,
+    #[serde(rename = "copies_per_s")]
+    plain_block_copies_per_s: Option<MedianAndSpread>,
+    #[serde(rename = "verified")]
+    verified_requests: u64,
 }
 
 /// The samples of one depth, one for each round.
@@ -152,8 +155,10 @@ struct SimulatedDepthResult<'n> {
     config: ExchangeConfig,
     requests_per_s: f64,
     /// The rate divided by the rate of the first depth.
-    ratio_to_first: f64,
-    verified: u64,
+    #[serde(rename = "ratio_to_first")]
+    rate_ratio_to_first_depth: f64,
+    #[serde(rename = "verified")]
+    verified_requests: u64,
 }
 
 /// Measures each depth once on each simulated NIC.
@@ -174,8 +179,8 @@ fn run_simulated(args: &Args) -> Result<CommandOutcome> {
                 nic: &profile.name,
                 config: *config,
                 requests_per_s: rate.requests_per_s,
-                ratio_to_first: rate.requests_per_s / first,
-                verified: rate.requests_answered,
+                rate_ratio_to_first_depth: rate.requests_per_s / first,
+                verified_requests: rate.requests_answered,
             });
         }
     }
@@ -208,9 +213,9 @@ fn run_simulated(args: &Args) -> Result<CommandOutcome> {
             line.nic.to_owned(),
             line.config.depth.to_string(),
             format_three_digits(line.requests_per_s / 1e3),
-            format_three_digits(line.ratio_to_first),
+            format_three_digits(line.rate_ratio_to_first_depth),
             format_three_digits(line.requests_per_s * payload_bytes / 1e9),
-            line.verified.to_string(),
+            line.verified_requests.to_string(),
         ]);
     }
     print_line(rows)?;
@@ -272,9 +277,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         .map(|(config, samples)| DepthResult {
             config: *config,
             requests_per_s: MedianAndSpread::of(&samples.requests_per_s),
-            ratio_to_first: MedianAndSpread::of(&samples.rate_ratios_to_first_depth),
-            copies_per_s: MedianAndSpread::of(&samples.plain_block_copies_per_s),
-            verified: samples.requests_answered,
+            rate_ratio_to_first_depth: MedianAndSpread::of(&samples.rate_ratios_to_first_depth),
+            plain_block_copies_per_s: MedianAndSpread::of(&samples.plain_block_copies_per_s),
+            verified_requests: samples.requests_answered,
         });
     let measured: Vec<_> = measured.collect();
     if args.json {
@@ -332,9 +337,9 @@ fn print_table(measured: &[DepthResult]) -> Result<CommandOutcome> {
         rows.add_row([
             line.config.depth.to_string(),
             format_spread_in_unit(line.requests_per_s, 1e3),
-            format_spread_in_unit(line.ratio_to_first, 1.0),
-            format_spread_in_unit(line.copies_per_s, 1e3),
-            line.verified.to_string(),
+            format_spread_in_unit(line.rate_ratio_to_first_depth, 1.0),
+            format_spread_in_unit(line.plain_block_copies_per_s, 1e3),
+            line.verified_requests.to_string(),
         ]);
     }
     print_line(rows)?;

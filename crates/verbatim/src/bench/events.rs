@@ -30,7 +30,7 @@ Both sides wait in epoll_wait(2). Sleeps are voluntary context switches of all t
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// How often each transport is measured in each placement
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long a measurement takes
     #[arg(long = "duration", value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10us)]
@@ -60,7 +60,7 @@ struct Settings {
 /// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     /// The circumstances of the run; this is the first line.
     Record(&'a RunCircumstances<Settings>),
     /// One measurement.
@@ -85,13 +85,17 @@ struct Row {
     placement: CorePlacement,
     transport: Transport,
     /// Round trips per second.
-    per_second: MedianAndSpread,
+    #[serde(rename = "per_second")]
+    round_trips_per_s: MedianAndSpread,
     /// Microseconds of CPU time of both processes for each round trip.
-    cpu_us: MedianAndSpread,
+    #[serde(rename = "cpu_us")]
+    cpu_us_per_round_trip: MedianAndSpread,
     /// Voluntary context switches of both processes for each round trip.
-    sleeps: MedianAndSpread,
+    #[serde(rename = "sleeps")]
+    sleeps_per_round_trip: MedianAndSpread,
     /// The round-trip rate of verbs divided by that of this transport in the same round.
-    verbs_ratio: MedianAndSpread,
+    #[serde(rename = "verbs_ratio")]
+    verbs_to_transport_rate_ratio: MedianAndSpread,
 }
 
 /// Runs `verbatim bench events`. The outcome is success if verbs are at least as fast as TCP in
@@ -109,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     warn_of_debug_build_and_load(&record);
     let mut lines = JsonLineWriter::new(args.record.as_deref(), args.json)?;
-    lines.write_line(&Line::Record(&record))?;
+    lines.write_line(&JsonLine::Record(&record))?;
     let worker = worker_command()?;
     let count = CorePlacement::ALL.len() * Transport::ALL.len();
     let steps = CommandSteps::new(u64::from(args.rounds) * count as u64)?;
@@ -140,7 +144,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
                     transport,
                     measured,
                 };
-                lines.write_line(&Line::Sample(&sample))?;
+                lines.write_line(&JsonLine::Sample(&sample))?;
                 samples.push(sample);
             }
         }
@@ -149,7 +153,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut rows = Vec::new();
     for placement in CorePlacement::ALL {
         for transport in Transport::ALL {
-            match Row::of(&samples, placement, transport) {
+            match Row::from_samples(&samples, placement, transport) {
                 Some(row) => rows.push(row),
                 // Without a round of verbs there is no ratio.
                 None if is_interrupted() => {}
@@ -158,12 +162,14 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         }
     }
     for row in &rows {
-        lines.write_line(&Line::Row(row))?;
+        lines.write_line(&JsonLine::Row(row))?;
     }
     if !args.json {
         print_rows(&record, &rows)?;
     }
-    let slower = |row: &Row| row.transport == Transport::Tcp && row.verbs_ratio.median < 1.0;
+    let slower = |row: &Row| {
+        row.transport == Transport::Tcp && row.verbs_to_transport_rate_ratio.median < 1.0
+    };
     Ok(if !is_interrupted() && rows.iter().any(slower) {
         CommandOutcome::NegativeAnswer
     } else {
@@ -173,7 +179,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 
 impl Row {
     /// Returns the row of a placement and transport, or `None` without samples.
-    fn of(samples: &[EventsSample], placement: CorePlacement, transport: Transport) -> Option<Row> {
+    fn from_samples(
+        samples: &[EventsSample],
+        placement: CorePlacement,
+        transport: Transport,
+    ) -> Option<Row> {
         let of = |transport| {
             let wanted =
                 move |s: &&EventsSample| s.placement == placement && s.transport == transport;
@@ -193,10 +203,10 @@ impl Row {
         Some(Row {
             placement,
             transport,
-            per_second: spread(|m| m.round_trips_per_s)?,
-            cpu_us: spread(|m| m.cpu_us_per_round_trip)?,
-            sleeps: spread(|m| m.sleeps_per_round_trip)?,
-            verbs_ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>())?,
+            round_trips_per_s: spread(|m| m.round_trips_per_s)?,
+            cpu_us_per_round_trip: spread(|m| m.cpu_us_per_round_trip)?,
+            sleeps_per_round_trip: spread(|m| m.sleeps_per_round_trip)?,
+            verbs_to_transport_rate_ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>())?,
         })
     }
 }
@@ -224,14 +234,16 @@ fn print_rows(record: &RunCircumstances<Settings>, rows: &[Row]) -> Result<()> {
     for row in rows {
         let ratio = match row.transport {
             Transport::Verbs => String::new(),
-            Transport::Tcp | Transport::Unix => format_median_and_range(Some(row.verbs_ratio), "x"),
+            Transport::Tcp | Transport::Unix => {
+                format_median_and_range(Some(row.verbs_to_transport_rate_ratio), "x")
+            }
         };
         table.add_row([
             row.placement.label().to_owned(),
             row.transport.label().to_owned(),
-            format_median_and_range(Some(row.per_second), "/s"),
-            format_median_and_range(Some(row.cpu_us), "µs"),
-            format_median_and_range(Some(row.sleeps), ""),
+            format_median_and_range(Some(row.round_trips_per_s), "/s"),
+            format_median_and_range(Some(row.cpu_us_per_round_trip), "µs"),
+            format_median_and_range(Some(row.sleeps_per_round_trip), ""),
             ratio,
         ]);
     }
@@ -263,9 +275,15 @@ mod tests {
             sample(1, two, Transport::Tcp, 10.0),
             sample(1, two, Transport::Verbs, 15.0),
         ];
-        let row = Row::of(&samples, two, Transport::Tcp).expect("measured");
-        assert_eq!((row.verbs_ratio.min, row.verbs_ratio.max), (0.5, 1.5));
-        assert_eq!(row.per_second.median, 15.0);
-        assert!(Row::of(&samples, one, Transport::Tcp).is_none());
+        let row = Row::from_samples(&samples, two, Transport::Tcp).expect("measured");
+        assert_eq!(
+            (
+                row.verbs_to_transport_rate_ratio.min,
+                row.verbs_to_transport_rate_ratio.max
+            ),
+            (0.5, 1.5)
+        );
+        assert_eq!(row.round_trips_per_s.median, 15.0);
+        assert!(Row::from_samples(&samples, one, Transport::Tcp).is_none());
     }
 }

@@ -27,10 +27,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", value_parser = parse_guideline_name)]
     only: Vec<&'static GuidelinePrograms>,
     /// Timed runs of each program
-    #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::integer_in_range("rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = crate::args::integer_parser_in_range("rounds", 1..=1000u32))]
     rounds: u32,
     /// How long a run is: times that a program does its work, or for each 100 of them a millisecond of it
-    #[arg(long, value_name = "N", default_value = "20000", value_parser = crate::args::integer_in_range("repetitions", 1..=10_000_000u64))]
+    #[arg(long, value_name = "N", default_value = "20000", value_parser = crate::args::integer_parser_in_range("repetitions", 1..=10_000_000u64))]
     repetitions: u64,
     /// Print one JSON object for each guideline: {"type": "guideline", "data": …}
     #[arg(long)]
@@ -73,8 +73,10 @@ struct GuidelineResult {
     guideline: &'static str,
     section: &'static str,
     nic: &'static str,
-    breaks: &'static str,
-    keeps: &'static str,
+    #[serde(rename = "breaks")]
+    breaking_program: &'static str,
+    #[serde(rename = "keeps")]
+    keeping_program: &'static str,
     /// The advice to the program that breaks the guideline.
     advice: Option<Advice>,
     /// True if the program that keeps the guideline also gets the advice; that would be an error.
@@ -85,12 +87,14 @@ struct GuidelineResult {
     /// The gain measured on the simulated NIC.
     simulated_gain: Option<f64>,
     /// The reason why the programs were not simulated.
-    not_simulated: Option<&'static str>,
+    #[serde(rename = "not_simulated")]
+    reason_not_simulated: Option<&'static str>,
     /// The gain measured on the software NIC: median, minimum and maximum of the rounds.
     measured_gain: MedianAndSpread,
     /// True if the software NIC gains in no round although the NIC does: the software NIC has other
     /// bottlenecks.
-    software_nic_differs: bool,
+    #[serde(rename = "software_nic_differs")]
+    lacks_gain_on_software_nic: bool,
 }
 
 /// The smallest gain that counts as a gain; a smaller one can be noise of a busy machine.
@@ -146,15 +150,15 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
                 format_signed_percent(tried.measured_gain.median, 0),
                 format_signed_percent(tried.measured_gain.min, 0),
                 format_signed_percent(tried.measured_gain.max, 0),
-                if tried.software_nic_differs {
+                if tried.lacks_gain_on_software_nic {
                     " *"
                 } else {
                     "  "
                 }
             ),
         ]);
-        differs |= tried.software_nic_differs;
-        if let Some(why) = tried.not_simulated {
+        differs |= tried.lacks_gain_on_software_nic;
+        if let Some(why) = tried.reason_not_simulated {
             not_simulated.push(format!("{}: a simulated NIC {why}", tried.guideline));
         }
     }
@@ -214,14 +218,14 @@ fn measure_and_predict_gain(
         guideline: guideline.name,
         section: guideline.section,
         nic: programs.nic_profile_name,
-        breaks: programs.breaking_description,
-        keeps: programs.keeping_description,
+        breaking_program: programs.breaking_description,
+        keeping_program: programs.keeping_description,
         predicted_gain,
         simulated_gain,
-        not_simulated,
+        reason_not_simulated: not_simulated,
         advice,
         advised_though_kept: kept.is_some(),
-        software_nic_differs: predicted_gain.is_some_and(|gain| gain > MIN_SIGNIFICANT_GAIN)
+        lacks_gain_on_software_nic: predicted_gain.is_some_and(|gain| gain > MIN_SIGNIFICANT_GAIN)
             && measured_gain.max < MIN_SIGNIFICANT_GAIN,
         measured_gain,
     })

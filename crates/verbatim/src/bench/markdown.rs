@@ -68,7 +68,7 @@ fn write_page(
         )?;
     }
     writeln!(page)?;
-    let rates = |row: &&_| matches!(row_task(row), MeasurementTask::Stream(_));
+    let rates = |row: &&_| matches!(measurement_task_of_row(row), MeasurementTask::Stream(_));
     writeln!(page, "## Message rate and bandwidth\n")?;
     write_table(page, device, summary.rows.iter().filter(rates))?;
     writeln!(
@@ -104,7 +104,7 @@ fn write_page(
     )
 }
 
-fn row_task(row: &bench::micro::compare_nics::RowResult) -> MeasurementTask {
+fn measurement_task_of_row(row: &bench::micro::compare_nics::RowResult) -> MeasurementTask {
     row.task
 }
 

@@ -5,10 +5,10 @@ mod calibrate;
 mod common;
 mod crowd;
 mod depth;
-mod ends;
 mod events;
 mod guidelines;
 mod markdown;
+mod measurement_sides;
 mod parameters;
 mod peers;
 mod probe;
@@ -150,7 +150,7 @@ enum BenchSubcommand {
     GuidelineProgram(guidelines::ProgramArgs),
     /// The other process of a benchmark (used by the commands above)
     #[command(hide = true)]
-    Worker(ends::WorkerArgs),
+    Worker(measurement_sides::WorkerArgs),
 }
 
 impl BenchSubcommand {

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 
 use super::common::{CoresArgs, nic_choice};
-use super::ends::TwoHostArgs;
+use super::measurement_sides::TwoHostArgs;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
 use crate::sweeps::profiles;
@@ -23,7 +23,7 @@ use crate::sweeps::profiles;
 pub(super) struct CommonArgs {
     /// Bytes of payload, also with K (KiB) or M (MiB) behind; SENDs take 0 for header-only messages
     /// [default: 8]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(MAX_PAYLOAD_BYTES))]
     payload: Option<usize>,
     /// SENDs with an immediate and nothing else, the same as --payload 0
     #[arg(long, conflicts_with_all = ["payload", "inline"])]
@@ -38,7 +38,7 @@ pub(super) struct CommonArgs {
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     duration: Option<Duration>,
     /// Rounds, whose median is printed
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     #[command(flatten)]
     pub(super) cores: CoresArgs,
@@ -66,10 +66,10 @@ pub(super) struct CommonArgs {
 pub(super) struct SimulationArgs {
     /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file; sweep compares
     /// several. One round is measured: the others would be the same
-    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "cores", "listen", "connect"])]
+    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["nic_file", "rounds", "cores", "listen", "connect"])]
     names: Vec<String>,
     /// The same with a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "cores", "listen", "connect"])]
+    #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["rounds", "cores", "listen", "connect"])]
     file: Option<PathBuf>,
 }
 
@@ -123,7 +123,11 @@ impl CommonArgs {
     ///
     /// # Errors
     /// Returns an error if the parameters contradict each other, or if the duration is too short for a measurement.
-    pub(super) fn stream(&self, verb: Verb, parameters: &MicroParameters) -> Result<VerbStream> {
+    pub(super) fn verb_stream(
+        &self,
+        verb: Verb,
+        parameters: &MicroParameters,
+    ) -> Result<VerbStream> {
         let mut stream = VerbStream::new(verb, parameters, 1)?;
         stream.duration_ms = self.round_duration_ms(default_virtual_duration_ms(&stream))?;
         Ok(stream)
@@ -177,33 +181,33 @@ pub(super) struct StreamArgs {
     #[arg(long, value_enum)]
     direction: Option<DirectionArg>,
     /// Work requests that one doorbell announces [default: 16, or less in a small window]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a batch", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a batch", 1..=MAX_WINDOW))]
     batch: Option<usize>,
     /// Work requests outstanding at most on each queue pair [default: 256, or less with long payloads, and of READs
     /// what a simulated NIC keeps]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a window", 1..=MAX_WINDOW))]
     window: Option<usize>,
     /// Post a window when the one before is done, and not its work requests as room comes
     #[arg(long)]
     burst: bool,
     /// One work request in so many is signaled [default: 16, or less in a small window]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a signaled period", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a signaled period", 1..=MAX_WINDOW))]
     signal_every: Option<usize>,
     /// Queue pairs of each thread, to which its postlists go in turn [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of queue pairs", 1..=MAX_QUEUE_PAIRS_PER_THREAD))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of queue pairs", 1..=MAX_QUEUE_PAIRS_PER_THREAD))]
     queue_pairs: Option<usize>,
     /// Threads of the measured side, each with one of the other side [default: 1; inbound as many as there are cores
     /// for, and 1 between two hosts]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of threads", 1..=MAX_THREADS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of threads", 1..=MAX_THREADS))]
     threads: Option<usize>,
     /// Processes (simulated: machines) of the other side, among which its threads are [default: one for each]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of processes", 1..=MAX_THREADS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of processes", 1..=MAX_THREADS))]
     processes: Option<usize>,
     /// Counters of atomics, chosen at random for each [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of addresses", 1..=MAX_ATOMIC_COUNTERS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of addresses", 1..=MAX_ATOMIC_COUNTERS))]
     addresses: Option<usize>,
     /// Bytes from one counter to the next, also with K (KiB) behind; a multiple of 8 [default: 8]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_COUNTER_SPACING_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(MAX_COUNTER_SPACING_BYTES))]
     spacing: Option<usize>,
     /// Pages of all registered memory [default: huge where the system gives them unasked]
     #[arg(long, value_enum)]

@@ -64,7 +64,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ROW")]
     only: Vec<Row>,
     /// How often each row and its peer are measured
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     #[command(flatten)]
     cores: CoresArgs,
@@ -123,7 +123,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
         bench.settings.clone(),
     );
     warn_of_debug_build_and_load(&record);
-    lines.write_line(&Line::Record(&record))?;
+    lines.write_line(&JsonLine::Record(&record))?;
 
     let count = bench::run::measurements_per_round(&bench.settings.rows);
     let steps = CommandSteps::new(u64::from(args.rounds) * count as u64)?;
@@ -147,7 +147,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
                 });
             }
             RunEvent::Bounce { round, bounce_ns } => {
-                told = lines.write_line(&Line::Bounce {
+                told = lines.write_line(&JsonLine::Bounce {
                     round: *round,
                     bounce_ns: *bounce_ns,
                 });
@@ -155,7 +155,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
             RunEvent::Sample(sample) => {
                 is_running = false;
                 steps.complete_step();
-                told = lines.write_line(&Line::Sample(sample));
+                told = lines.write_line(&JsonLine::Sample(sample));
             }
         }
     };
@@ -163,9 +163,9 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
     drop(steps);
     told?;
     for row in &summary.rows {
-        lines.write_line(&Line::Row(row))?;
+        lines.write_line(&JsonLine::Row(row))?;
     }
-    lines.write_line(&Line::Summary {
+    lines.write_line(&JsonLine::Summary {
         bounce_ns: summary.bounce_ns.as_ref(),
         at_least_reached: summary.are_minimums_reached(),
     })?;
@@ -199,7 +199,7 @@ fn named_or_all_rows(args: &Args, all: &[Row]) -> Vec<Row> {
 /// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     /// The circumstances of the run; this is the first line.
     Record(&'a RunCircumstances),
     /// Cache-line bounce time at the start of a round.

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::common::{CoresArgs, format_byte_count, nic_choice};
-use super::ends::TwoHostArgs;
+use super::measurement_sides::TwoHostArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print_line, print_typed_json, table};
@@ -37,13 +37,13 @@ When a WRITE has completed, the target is told by other means than the NIC, and 
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Bytes of the WRITEs, with commas between them; also with K (KiB) or M (MiB) behind
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16,64,256,1K,4K,64K", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16,64,256,1K,4K,64K", value_parser = args::byte_count_parser_up_to(MAX_PAYLOAD_BYTES))]
     payload: Vec<usize>,
     /// Over which transport
     #[arg(long, value_enum, default_value_t = WriteVerb::RcWrite)]
     verb: WriteVerb,
     /// WRITEs of each size
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::integer_in_range("a count of WRITEs", 1..=1_000_000_000u32))]
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::integer_parser_in_range("a count of WRITEs", 1..=1_000_000_000u32))]
     writes: u32,
     #[command(flatten)]
     cores: CoresArgs,

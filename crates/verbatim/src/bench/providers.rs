@@ -46,13 +46,13 @@ pub(super) struct Args {
     port: PortArgs,
     /// Measure this payload only (may be given several times), in bytes, also with K or M behind
     /// [default: 8, 64, 4K, 64K and 1M]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(MAX_PAYLOAD_BYTES))]
     payload: Vec<usize>,
     /// How long each measurement takes
     #[arg(long = "duration", value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10ms)]
     measurement_duration: Duration,
     /// How often each row is measured on each side
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// Leave out perftest
     #[arg(long)]
@@ -73,7 +73,7 @@ pub(super) struct Args {
 /// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     /// The circumstances of the run; this is the first line.
     Record(&'a RunCircumstances<ComparisonSettings>),
     /// One measurement.
@@ -123,7 +123,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let tasks = comparison.tasks()?;
     let record = RunCircumstances::new(cores, "softnic, system".to_owned(), device, settings);
     warn_of_debug_build_and_load(&record);
-    lines.write_line(&Line::Record(&record))?;
+    lines.write_line(&JsonLine::Record(&record))?;
 
     let sides = if record.settings.runs_perftest { 3 } else { 2 };
     let steps = CommandSteps::new(u64::from(args.rounds) * tasks.len() as u64 * sides)?;
@@ -138,7 +138,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             }
             ComparisonEvent::Sample(sample) => {
                 steps.complete_step();
-                told = lines.write_line(&Line::Sample(sample));
+                told = lines.write_line(&JsonLine::Sample(sample));
             }
         }
     };
@@ -146,10 +146,10 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     drop(steps);
     told?;
     for row in &summary.rows {
-        lines.write_line(&Line::Row(row))?;
+        lines.write_line(&JsonLine::Row(row))?;
     }
     let met = summary.are_goals_met();
-    lines.write_line(&Line::Summary { goals_met: met })?;
+    lines.write_line(&JsonLine::Summary { goals_met: met })?;
     let page_text = || comparison_page(&record, &summary);
     match &page {
         MarkdownDestination::Stdout => print_line(page_text().trim_end())?,

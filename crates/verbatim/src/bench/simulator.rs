@@ -20,16 +20,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN")]
     design: Vec<Design>,
     /// Cores of the simulated server; several with commas between them
-    #[arg(long, value_name = "N", default_value = "10", value_delimiter = ',', value_parser = args::integer_in_range("a count of cores", 1..=14usize))]
+    #[arg(long, value_name = "N", default_value = "10", value_delimiter = ',', value_parser = args::integer_parser_in_range("a count of cores", 1..=14usize))]
     cores: Vec<usize>,
     /// Simulated clients
-    #[arg(long, value_name = "N", default_value = "70", value_parser = args::integer_in_range("clients", 1..=40_000usize))]
+    #[arg(long, value_name = "N", default_value = "70", value_parser = args::integer_parser_in_range("clients", 1..=40_000usize))]
     clients: usize,
     /// Virtual time of a run
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = args::parse_duration_from_10ms)]
     duration: std::time::Duration,
     /// Runs of each design
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("rounds", 1..=1000u32))]
     rounds: u32,
     /// Print one JSON object for each design: {"type": "simulator", "data": …}
     #[arg(long)]

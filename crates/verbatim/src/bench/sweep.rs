@@ -17,11 +17,11 @@ use serde::Serialize;
 
 use super::common::{JsonLineWriter, format_median_and_range, warn_of_debug_build_and_load};
 use super::parameters::StreamArgs;
-use super::verb::{RateMedians, describe_run, rate_result};
+use super::verb::{RateMedians, describe_run, rate_medians};
 use crate::CommandOutcome;
 use crate::args;
 use crate::output::{self, print_line, table};
-use crate::picture::{axis_coordinate, spread_point};
+use crate::picture::{axis_coordinate, chart_point_of_spread};
 use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(long, value_enum, default_value_t = SweptSetting::Payload)]
     over: SweptSetting,
     /// Its values, with commas between them; bytes also with K (KiB) or M (MiB) behind [default: powers of two]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::byte_count_parser_up_to(MAX_PAYLOAD_BYTES))]
     values: Vec<usize>,
     #[command(flatten)]
     pub(super) stream: StreamArgs,
@@ -188,7 +188,8 @@ impl SweptSetting {
 /// The settings of the measurement, for the run record.
 #[derive(Clone, Serialize)]
 struct Settings {
-    over: SweptSetting,
+    #[serde(rename = "over")]
+    swept_setting: SweptSetting,
     rounds: u32,
     streams: Vec<VerbStream>,
 }
@@ -196,7 +197,7 @@ struct Settings {
 /// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     /// The circumstances of the run; this is the first line of a measured sweep.
     Record(&'a RunCircumstances<Settings>),
     /// The profile of the NIC; this is the first line of a simulated sweep.
@@ -254,7 +255,7 @@ fn values_and_streams(
     }
     let stream = |value: usize| {
         *args.over.parameter_mut(&mut parameters) = Some(value);
-        let stream = args.stream.common.stream(verb, &parameters);
+        let stream = args.stream.common.verb_stream(verb, &parameters);
         Ok((
             value,
             stream.with_context(|| format!("{} of {value}", args.over.name()))?,
@@ -337,7 +338,7 @@ fn step_name(args: &Args, value: usize) -> String {
 
 fn settings(args: &Args, streams: &[(usize, VerbStream)], rounds: u32) -> Settings {
     Settings {
-        over: args.over,
+        swept_setting: args.over,
         rounds,
         streams: streams.iter().map(|(_, stream)| *stream).collect(),
     }
@@ -352,7 +353,7 @@ fn simulate(
     lines: &mut JsonLineWriter,
 ) -> Result<PerNicResult> {
     let title = format!("{}, simulated: {}", describe_verb(args), profile.title);
-    lines.write_line(&Line::Simulated {
+    lines.write_line(&JsonLine::Simulated {
         nic: &profile.name,
         settings: &settings(args, streams, 1),
     })?;
@@ -365,8 +366,8 @@ fn simulate(
         else {
             break;
         };
-        let result = rate_result(&[outcome]);
-        lines.write_line(&Line::Point {
+        let result = rate_medians(&[outcome]);
+        lines.write_line(&JsonLine::Point {
             value,
             result: &result,
         })?;
@@ -388,7 +389,7 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
     let nic = common.nic_choice();
     let settings = settings(args, streams, common.rounds);
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    lines.write_line(&Line::Record(&record))?;
+    lines.write_line(&JsonLine::Record(&record))?;
     let mut runner = common.ends.worker_pool(cores, &tasks(streams))?;
     let steps = CommandSteps::new(u64::from(common.rounds) * streams.len() as u64)?;
     let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
@@ -401,7 +402,7 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
             else {
                 break 'rounds;
             };
-            lines.write_line(&Line::Sample {
+            lines.write_line(&JsonLine::Sample {
                 value,
                 round,
                 outcome: &outcome,
@@ -414,8 +415,8 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
     let mut points = Vec::new();
     let measured = streams.iter().zip(&outcomes);
     for (&(value, _), outcomes) in measured.filter(|(_, outcomes)| !outcomes.is_empty()) {
-        let result = rate_result(outcomes);
-        lines.write_line(&Line::Point {
+        let result = rate_medians(outcomes);
+        lines.write_line(&JsonLine::Point {
             value,
             result: &result,
         })?;
@@ -458,7 +459,7 @@ fn csv(over: SweptSetting, swept: &[PerNicResult]) -> String {
 
 fn chart(args: &Args, all: &[PerNicResult]) -> Chart {
     let point = |(value, result): &SettingAndRate| {
-        Some(spread_point(
+        Some(chart_point_of_spread(
             axis_coordinate(*value),
             result.rate_mops?,
             1.0,
@@ -529,7 +530,7 @@ mod tests {
 
     #[test]
     fn a_point_without_a_rate_is_an_empty_cell() {
-        let nothing = rate_result(&[]);
+        let nothing = rate_medians(&[]);
         let swept = PerNicResult {
             nic: "cib".to_owned(),
             title: String::new(),

@@ -96,7 +96,7 @@ pub(super) fn run_rate(
 ) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
     let parameters = args.parameters(verb, measured_role, profile.as_ref())?;
-    let stream = args.common.stream(verb, &parameters)?;
+    let stream = args.common.verb_stream(verb, &parameters)?;
     measure(
         &MeasurementTask::Stream(stream),
         &args.common,
@@ -129,7 +129,7 @@ struct Settings {
 /// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     /// The circumstances of the run; this is the first line.
     Record(&'a RunCircumstances<Settings>),
     /// All results of a simulated measurement.
@@ -182,14 +182,14 @@ fn simulate(
     let mut lines = JsonLineWriter::new(args.record.as_deref(), args.json)?;
     let outcome = bench::simulated::micro::run(profile, task)?;
     let nic = profile.name.as_str();
-    lines.write_line(&Line::Simulated(SimulatedResult {
+    lines.write_line(&JsonLine::Simulated(SimulatedResult {
         nic,
         task,
         outcome: &outcome,
     }))?;
     let caption = format!("simulated in virtual time: {}", profile.title);
     args.picture
-        .write(&chart(task, caption, std::slice::from_ref(&outcome)))?;
+        .write_requested_files(&chart(task, caption, std::slice::from_ref(&outcome)))?;
     if args.json {
         return Ok(CommandOutcome::Done);
     }
@@ -201,8 +201,8 @@ fn simulate(
         eprintln!("note: profile {nic} has no processor costs: its cores take no time for a verb");
     }
     match task {
-        MeasurementTask::Stream(stream) => show_rate(stream, &rate_result(&[outcome]))?,
-        MeasurementTask::PingPong(ping) => show_latency(ping, &latency_result(&[outcome]))?,
+        MeasurementTask::Stream(stream) => show_rate(stream, &rate_medians(&[outcome]))?,
+        MeasurementTask::PingPong(ping) => show_latency(ping, &latency_medians(&[outcome]))?,
     }
     Ok(CommandOutcome::Done)
 }
@@ -229,7 +229,7 @@ fn measure(
         task: *task,
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    lines.write_line(&Line::Record(&record))?;
+    lines.write_line(&JsonLine::Record(&record))?;
     let mut runner = args.ends.worker_pool(cores, tasks)?;
     let steps = CommandSteps::new(args.rounds.into())?;
     let mut outcomes = Vec::new();
@@ -239,7 +239,7 @@ fn measure(
         else {
             break;
         };
-        lines.write_line(&Line::Sample {
+        lines.write_line(&JsonLine::Sample {
             round,
             outcome: &outcome,
         })?;
@@ -247,20 +247,23 @@ fn measure(
     }
     drop(steps);
     warn_of_debug_build_and_load(&record);
-    args.picture
-        .write(&chart(task, describe_run(&record, args.rounds), &outcomes))?;
+    args.picture.write_requested_files(&chart(
+        task,
+        describe_run(&record, args.rounds),
+        &outcomes,
+    ))?;
     match task {
         MeasurementTask::Stream(stream) => {
-            let result = rate_result(&outcomes);
-            lines.write_line(&Line::Rate(&result))?;
+            let result = rate_medians(&outcomes);
+            lines.write_line(&JsonLine::Rate(&result))?;
             if !args.json {
                 print_line(describe_run(&record, args.rounds))?;
                 show_rate(stream, &result)?;
             }
         }
         MeasurementTask::PingPong(ping) => {
-            let result = latency_result(&outcomes);
-            lines.write_line(&Line::Latency(&result))?;
+            let result = latency_medians(&outcomes);
+            lines.write_line(&JsonLine::Latency(&result))?;
             if !args.json {
                 print_line(describe_run(&record, args.rounds))?;
                 show_latency(ping, &result)?;
@@ -312,7 +315,7 @@ fn chart(task: &MeasurementTask, caption: String, outcomes: &[Measured]) -> Char
 }
 
 /// Returns the medians of a stream's rounds.
-pub(super) fn rate_result(outcomes: &[Measured]) -> RateMedians {
+pub(super) fn rate_medians(outcomes: &[Measured]) -> RateMedians {
     let rates: Vec<&StreamRate> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {
@@ -331,7 +334,7 @@ pub(super) fn rate_result(outcomes: &[Measured]) -> RateMedians {
     }
 }
 
-fn latency_result(outcomes: &[Measured]) -> LatencyMedians {
+fn latency_medians(outcomes: &[Measured]) -> LatencyMedians {
     let latencies: Vec<&PingPongLatency> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {

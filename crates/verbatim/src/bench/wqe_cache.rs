@@ -40,7 +40,7 @@ uncore counters (PCIeRdCur, of the whole machine). Reads beyond the expected one
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Work requests of a window, with commas between them
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,16,64,128,256,512,768,1024", value_parser = args::integer_in_range("a window", 1..=MAX_WINDOW))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,16,64,128,256,512,768,1024", value_parser = args::integer_parser_in_range("a window", 1..=MAX_WINDOW))]
     window: Vec<usize>,
     /// What is posted
     #[arg(
@@ -51,7 +51,7 @@ pub(super) struct Args {
     )]
     verb: Vec<WindowVerb>,
     /// Threads, each with one of the other side [default: 1; on a simulated NIC all cores]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of threads", 1..=MAX_THREADS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of threads", 1..=MAX_THREADS))]
     threads: Option<usize>,
     /// Count what devices read over PCIe, by this machine's Intel uncore counters
     #[arg(long, conflicts_with_all = ["simulated_nic", "nic_file"])]
@@ -75,14 +75,15 @@ enum WindowVerb {
 #[derive(Clone, Serialize)]
 struct Settings {
     rounds: u32,
-    expected_of: String,
+    #[serde(rename = "expected_of")]
+    expected_nic_name: String,
     streams: Vec<VerbStream>,
 }
 
 /// One line of `--json` and of the `--record` file.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     /// The circumstances of the run; this is the first line of a measurement.
     Record(&'a RunCircumstances<Settings>),
     /// The profile of the NIC; this is the first line of a simulation.
@@ -104,7 +105,8 @@ enum Line<'a> {
 struct WqeCacheSample {
     outcome: Measured,
     /// Number of cache lines that devices read over PCIe, if it was counted.
-    lines_read: Option<f64>,
+    #[serde(rename = "lines_read")]
+    pcie_cache_lines_read: Option<f64>,
     wqe_cache_misses: Option<u64>,
 }
 
@@ -118,9 +120,11 @@ struct WqeCachePoint {
     /// The median rate in 10^6 work requests a second; the fields below are medians, too.
     rate_mops: f64,
     /// Number of cache lines that the model expects the NIC to read, in 10^6 a second.
-    expected_reads_mops: f64,
+    #[serde(rename = "expected_reads_mops")]
+    expected_pcie_reads_mops: f64,
     /// Number of cache lines that were read according to the counters, in 10^6 a second.
-    counted_reads_mops: Option<f64>,
+    #[serde(rename = "counted_reads_mops")]
+    counted_pcie_reads_mops: Option<f64>,
     /// Number of WQEs that were fetched again, in 10^6 a second. A simulated NIC counts them. For a real NIC
     /// it is the number of counted reads less the number of expected reads.
     wqe_cache_misses_mops: Option<f64>,
@@ -175,7 +179,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<VerbStream>> 
                 WindowVerb::RcRead => Verb::RcRead,
                 WindowVerb::RcWrite => Verb::RcWrite,
             };
-            streams.push(args.common.stream(verb, &parameters)?);
+            streams.push(args.common.verb_stream(verb, &parameters)?);
         }
     }
     Ok(streams)
@@ -192,11 +196,11 @@ fn simulate(
     profile: &Profile,
 ) -> Result<(String, Vec<WqeCachePoint>)> {
     let mut lines = JsonLineWriter::new(args.common.record.as_deref(), args.common.json)?;
-    lines.write_line(&Line::Simulated {
+    lines.write_line(&JsonLine::Simulated {
         nic: &profile.name,
         settings: &Settings {
             rounds: 1,
-            expected_of: profile.name.clone(),
+            expected_nic_name: profile.name.clone(),
             streams: streams.to_vec(),
         },
     })?;
@@ -219,14 +223,14 @@ fn simulate(
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let sample = WqeCacheSample {
             outcome,
-            lines_read: Some(
+            pcie_cache_lines_read: Some(
                 counted.dma_read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES),
             ),
             wqe_cache_misses: Some(counted.wqe_cache_misses),
         };
         let expected = stream.footprint(profile)?.requester.cache_lines_read();
         let point = median_point(stream, &[sample], expected);
-        lines.write_line(&Line::Window(&point))?;
+        lines.write_line(&JsonLine::Window(&point))?;
         points.push(point);
     }
     drop(steps);
@@ -253,11 +257,11 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     let mut lines = JsonLineWriter::new(common.record.as_deref(), common.json)?;
     let settings = Settings {
         rounds: common.rounds,
-        expected_of: expect.name.clone(),
+        expected_nic_name: expect.name.clone(),
         streams: streams.to_vec(),
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    lines.write_line(&Line::Record(&record))?;
+    lines.write_line(&JsonLine::Record(&record))?;
     let tasks = tasks(streams);
     let mut runner = common.ends.worker_pool(cores, &tasks)?;
     let steps = CommandSteps::new(u64::from(common.rounds) * streams.len() as u64)?;
@@ -280,10 +284,10 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
             };
             let sample = WqeCacheSample {
                 outcome,
-                lines_read,
+                pcie_cache_lines_read: lines_read,
                 wqe_cache_misses: None,
             };
-            lines.write_line(&Line::Sample {
+            lines.write_line(&JsonLine::Sample {
                 round,
                 sample: &sample,
             })?;
@@ -302,7 +306,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
             expected += footprint.responder.cache_lines_read();
         }
         let point = median_point(stream, samples, expected);
-        lines.write_line(&Line::Window(&point))?;
+        lines.write_line(&JsonLine::Window(&point))?;
         points.push(point);
     }
     let title = describe_run(&record, common.rounds);
@@ -344,7 +348,7 @@ fn median_point(stream: &VerbStream, samples: &[WqeCacheSample], expected: f64) 
         |count: f64, rate: &StreamRate| rate.rate_mops * count / rate.verified_ops.max(1) as f64;
     let rate_mops = middle(&|rate, _| Some(rate.rate_mops)).unwrap_or(0.0);
     let expected_reads_mops = rate_mops * expected;
-    let counted = middle(&|rate, sample| Some(a_second(sample.lines_read?, rate)));
+    let counted = middle(&|rate, sample| Some(a_second(sample.pcie_cache_lines_read?, rate)));
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let missed = middle(&|rate, sample| Some(a_second(sample.wqe_cache_misses? as f64, rate)));
     WqeCachePoint {
@@ -352,8 +356,8 @@ fn median_point(stream: &VerbStream, samples: &[WqeCacheSample], expected: f64) 
         window: stream.window,
         outstanding: stream.window * stream.threads,
         rate_mops,
-        expected_reads_mops,
-        counted_reads_mops: counted,
+        expected_pcie_reads_mops: expected_reads_mops,
+        counted_pcie_reads_mops: counted,
         wqe_cache_misses_mops: missed
             .or_else(|| counted.map(|counted| (counted - expected_reads_mops).max(0.0))),
     }
@@ -371,8 +375,8 @@ fn csv(points: &[WqeCachePoint]) -> String {
             point.window,
             point.outstanding,
             point.rate_mops,
-            point.expected_reads_mops,
-            known(point.counted_reads_mops),
+            point.expected_pcie_reads_mops,
+            known(point.counted_pcie_reads_mops),
             known(point.wqe_cache_misses_mops)
         );
     }
@@ -392,7 +396,7 @@ fn chart(title: String, points: &[WqeCachePoint]) -> Chart {
             (!curve.is_empty()).then(|| Series::new(format!("{}, {name}", verb.label()), curve))
         };
         curves.extend(of("rate", &|point| Some(point.rate_mops)));
-        curves.extend(of("reads counted", &|point| point.counted_reads_mops));
+        curves.extend(of("reads counted", &|point| point.counted_pcie_reads_mops));
         curves.extend(of("WQE cache misses", &|point| point.wqe_cache_misses_mops));
     }
     Chart {
@@ -424,8 +428,8 @@ fn print_points(points: &[WqeCachePoint]) -> Result<()> {
             point.window.to_string(),
             point.outstanding.to_string(),
             format_three_digits(point.rate_mops),
-            format_three_digits(point.expected_reads_mops),
-            known(point.counted_reads_mops),
+            format_three_digits(point.expected_pcie_reads_mops),
+            known(point.counted_pcie_reads_mops),
             known(point.wqe_cache_misses_mops),
         ]);
     }
@@ -454,13 +458,16 @@ mod tests {
                 verified_ops: 100,
                 lost_datagrams: 0,
             }),
-            lines_read,
+            pcie_cache_lines_read: lines_read,
             wqe_cache_misses,
         };
         let of = |sample| median_point(&stream, &[sample], 0.5);
         let counted = of(sample(Some(80.0), None));
-        assert_eq!((counted.expected_reads_mops, counted.outstanding), (5.0, 8));
-        assert_eq!(counted.counted_reads_mops, Some(8.0));
+        assert_eq!(
+            (counted.expected_pcie_reads_mops, counted.outstanding),
+            (5.0, 8)
+        );
+        assert_eq!(counted.counted_pcie_reads_mops, Some(8.0));
         assert_eq!(counted.wqe_cache_misses_mops, Some(3.0));
         let simulated = of(sample(Some(80.0), Some(20)));
         assert_eq!(simulated.wqe_cache_misses_mops, Some(2.0));

@@ -41,10 +41,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::parse_duration_from_10ms)]
     every: Duration,
     /// How often other keys become popular
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of jumps", 1..=100u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_parser_in_range("a count of jumps", 1..=100u32))]
     jumps: u32,
     /// Keys are popular by Zipf's law with this exponent
-    #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = args::decimal_in_range("an exponent", 0.01..=5.0))]
+    #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = args::decimal_parser_in_range("an exponent", 0.01..=5.0))]
     exponent: f64,
     /// What the simulation starts its random numbers from: the same seed gives the same output
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::parse_decimal_or_hex_u64)]
@@ -62,8 +62,10 @@ pub(crate) struct Args {
 struct AdaptSummary {
     /// The rate of the best fixed split, in 10^6 a second, and the share of requests that the DPU
     /// serves with this split.
-    best_mops: f64,
-    best_dpu_share: f64,
+    #[serde(rename = "best_mops")]
+    best_fixed_split_mops: f64,
+    #[serde(rename = "best_dpu_share")]
+    best_fixed_split_dpu_share: f64,
     /// Time from each jump until the mean rate of the next 5 ms is within 5 % of `best_mops`, in
     /// ms.
     convergence_ms: Vec<Option<f64>>,
@@ -72,11 +74,14 @@ struct AdaptSummary {
     settled_mops: f64,
     fixed_mops: f64,
     /// The mean loss in the 10 ms after a jump, as a share of the best rate, 0 to 1.
-    lost_while_moving: f64,
+    #[serde(rename = "lost_while_moving")]
+    rate_loss_share_after_jump: f64,
     /// Number of bytes of keys and values that moved between host and DPU.
     moved_bytes: u64,
-    redirected: u64,
-    verified: bool,
+    #[serde(rename = "redirected")]
+    redirected_requests: u64,
+    #[serde(rename = "verified")]
+    all_verified: bool,
 }
 
 /// Runs `verbatim btree adapt`.
@@ -128,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     } else {
         print_summary(&profile.name, &setup, &summary)?;
     }
-    Ok(outcome_of_comparison(summary.verified))
+    Ok(outcome_of_comparison(summary.all_verified))
 }
 
 /// Prints the steps that were complete at an interrupt.
@@ -180,15 +185,15 @@ fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> Adapt
     #[allow(clippy::cast_precision_loss)] // a small number
     let lost = lost.iter().sum::<f64>() / lost.len().max(1) as f64;
     AdaptSummary {
-        best_mops: best,
-        best_dpu_share: share,
+        best_fixed_split_mops: best,
+        best_fixed_split_dpu_share: share,
         convergence_ms: follows.convergence_ms(best, 0.95),
         settled_mops: settled(follows),
         fixed_mops: settled(stays),
-        lost_while_moving: lost,
+        rate_loss_share_after_jump: lost,
         moved_bytes: 16 * follows.points.last().map_or(0, |p| p.moved_entries_total),
-        redirected: follows.redirected_requests,
-        verified: follows.are_values_right && stays.are_values_right,
+        redirected_requests: follows.redirected_requests,
+        all_verified: follows.are_values_right && stays.are_values_right,
     }
 }
 
@@ -201,11 +206,14 @@ fn print_summary(nic: &str, setup: &AdaptiveSplitParameters, s: &AdaptSummary) -
     ))?;
     let mut table = output::table(["split", "look-ups/s after 10 ms", "of the best"], &[1, 2]);
     for (name, rate) in [
-        ("the best that stays", s.best_mops),
+        ("the best that stays", s.best_fixed_split_mops),
         ("adaptive", s.settled_mops),
         ("that of the beginning", s.fixed_mops),
     ] {
-        let share = format!("{} %", format_three_digits(100.0 * rate / s.best_mops));
+        let share = format!(
+            "{} %",
+            format_three_digits(100.0 * rate / s.best_fixed_split_mops)
+        );
         table.add_row([
             name.to_owned(),
             format!("{} M", format_three_digits(rate)),
@@ -226,10 +234,14 @@ fn print_summary(nic: &str, setup: &AdaptiveSplitParameters, s: &AdaptSummary) -
         "\nwithin 5 % of the best (mean of the 5 ms that follow) after each jump: {}; in the 10 ms after a jump {} % of the best rate are lost\n\
          {} KB of keys and values moved, {} requests redirected; every answer {}",
         after.join(", "),
-        format_three_digits(100.0 * s.lost_while_moving),
+        format_three_digits(100.0 * s.rate_loss_share_after_jump),
         s.moved_bytes / 1000,
-        s.redirected,
-        if s.verified { "right" } else { "WAS NOT RIGHT" }
+        s.redirected_requests,
+        if s.all_verified {
+            "right"
+        } else {
+            "WAS NOT RIGHT"
+        }
     ))
 }
 

@@ -8,7 +8,7 @@ use btree::load::{STABLE_KEY_DISTANCE, stable_key};
 use btree::{ByteString, ClientConfig, KeyOrValue, LoadBalancer, PipelinedClient};
 use serde::Serialize;
 
-use super::strings::{OfEitherKeys, connect_all, connect_by_key_type, number_strings};
+use super::strings::{OfEitherKeys, connect_all, connect_by_key_type, strings_for_key_numbers};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::check_host_and_port)]
     servers: Vec<String>,
     /// Where their ranges begin, but for the first, as numbers of stable keys
-    #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
+    #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = args::integer_parser_in_range("a count of keys", 1..=1u64 << 34))]
     splits: Vec<u64>,
     /// How often it looks
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::parse_duration_from_10ms)]
@@ -52,8 +52,10 @@ struct ServersObservation<'a, T: KeyOrValue> {
     seconds: f64,
     /// The keys that divide the servers' key ranges, as numbers of stable keys.
     splits: Vec<u64>,
-    servers: &'a [ObservedLoad],
-    moved: Option<RangeMove<T>>,
+    #[serde(rename = "servers")]
+    server_loads: &'a [ObservedLoad],
+    #[serde(rename = "moved")]
+    range_move: Option<RangeMove<T>>,
 }
 
 /// Runs `verbatim btree balance`.
@@ -80,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     match servers {
         OfEitherKeys::Numbers(servers) => balance(args, servers, |key| key, |key| *key),
         OfEitherKeys::Strings(servers, sizes) => {
-            let strings = number_strings(sizes)?;
+            let strings = strings_for_key_numbers(sizes)?;
             let number_of = |key: &ByteString| strings.key_number(key);
             balance(args, servers, |key| strings.key(key), number_of)
         }
@@ -127,8 +129,8 @@ fn print_observation<T: KeyOrValue>(
         let look = ServersObservation {
             seconds,
             splits,
-            servers: balancer.observed_loads(),
-            moved,
+            server_loads: balancer.observed_loads(),
+            range_move: moved,
         };
         return print_typed_json("look", &look);
     }

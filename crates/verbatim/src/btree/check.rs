@@ -11,8 +11,8 @@ use btree::load::NumberedClient;
 use btree::{AccessDesign, ClientConfig, PipelinedClient};
 use serde::Serialize;
 
-use super::lines::ServeOrLoadLine;
-use super::strings::{OfEitherKeys, StringArgs, connect_by_key_type, number_strings};
+use super::json_lines::ServeOrLoadLine;
+use super::strings::{OfEitherKeys, StringArgs, connect_by_key_type, strings_for_key_numbers};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::subcommand_with_nic;
@@ -25,10 +25,10 @@ use crate::nic::OpenNic;
 #[derive(clap::Args, Clone, Debug)]
 struct RequestArgs {
     /// Hot keys: few, so that clients meet. Each has 16 keys around it that come and go, so that leaves split and merge
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a count of keys", 1..=1000u64))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_parser_in_range("a count of keys", 1..=1000u64))]
     keys: u64,
     /// Requests that a client has outstanding. The more there are on one key, the longer judging takes
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a window", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_parser_in_range("a window", 1..=64usize))]
     window: usize,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     strings: StringArgs,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096. Small ones split and merge more often [default: 256, or what byte
     /// strings need]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(btree::MAX_NODE_BYTES))]
     node_size: Option<usize>,
     #[command(flatten)]
     check: CheckArgs,
@@ -226,7 +226,7 @@ pub(crate) fn run_check_client(args: &ClientArgs) -> Result<CommandOutcome> {
         }
         OfEitherKeys::Strings(client, sizes) => {
             let server = client.server_incarnation();
-            let mut client = NumberedClient::new(client, number_strings(sizes)?);
+            let mut client = NumberedClient::new(client, strings_for_key_numbers(sizes)?);
             run_recording_client(&mut client, &plan, &mut recorder, stop)?;
             (server, client.client().server_incarnation())
         }

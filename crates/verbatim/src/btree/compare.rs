@@ -18,8 +18,8 @@ use serde::Serialize;
 use verbs::Capabilities;
 
 use super::arguments::SimulationArgs;
-use super::lines::ServeOrLoadLine;
-use super::strings::{StringArgs, number_strings};
+use super::json_lines::ServeOrLoadLine;
+use super::strings::{StringArgs, strings_for_key_numbers};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::bench::worker_command;
@@ -43,27 +43,27 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ACCESS")]
     pub(super) access: Vec<AccessDesign>,
     /// Keys in the tree
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_parser_in_range("a count of keys", 64..=1u64 << 34))]
     pub(super) keys: u64,
     #[command(flatten)]
     pub(super) strings: StringArgs,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K, or more if keys and values are long; 2K on a simulated NIC]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(btree::MAX_NODE_BYTES))]
     pub(super) node_size: Option<usize>,
     /// Requests that a client has outstanding [default: 64; 16 on a simulated NIC]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Entries of a scan
-    #[arg(long, value_name = "N", default_value = "100", value_parser = args::integer_in_range("a count of entries", 1..=65_535u32))]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = args::integer_parser_in_range("a count of entries", 1..=65_535u32))]
     scan_length: u32,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// How long each measurement runs [default: 300ms; 500 µs to 2 ms of virtual time on a simulated NIC]
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// Leave LMDB out
     #[arg(long)]
@@ -130,7 +130,7 @@ enum Contender {
 pub(super) const CACHED_INNER_NODES: usize = 1 << 15;
 
 impl Contender {
-    fn of_access(access: AccessDesign) -> &'static [Self] {
+    fn contenders_of_access(access: AccessDesign) -> &'static [Self] {
         match access {
             AccessDesign::Rpc => &[Self::Rpc { batch: 64 }, Self::Rpc { batch: 1 }],
             AccessDesign::Read => &[
@@ -194,14 +194,19 @@ struct Round {
     lookup_ns_p50: Option<f64>,
     lookup_ns_p99: Option<f64>,
     /// Latency in ns with a window of one: the median, or the mean of a peer.
-    alone_ns_p50: f64,
+    #[serde(rename = "alone_ns_p50")]
+    one_outstanding_ns_p50: f64,
     /// Entries per second that scans returned.
-    scanned_per_s: f64,
+    #[serde(rename = "scanned_per_s")]
+    scanned_entries_per_s: f64,
     /// Inserts and deletes per second.
     changes_per_s: f64,
-    verified: u64,
-    wrong: u64,
-    lost: u64,
+    #[serde(rename = "verified")]
+    verified_answers: u64,
+    #[serde(rename = "wrong")]
+    wrong_answers: u64,
+    #[serde(rename = "lost")]
+    lost_requests: u64,
 }
 
 /// A row of the table: one contender with one setting.
@@ -209,21 +214,28 @@ struct Round {
 struct Row {
     name: &'static str,
     summary: &'static str,
-    kind: &'static str,
+    #[serde(rename = "kind")]
+    nic_kind: &'static str,
     lookups_per_s: MedianAndSpread,
     /// The rate of look-ups divided by LMDB's in the same round.
-    lookups_to_lmdb: Option<f64>,
+    #[serde(rename = "lookups_to_lmdb")]
+    lookup_rate_ratio_to_lmdb: Option<f64>,
     lookup_ns_p50: Option<f64>,
     lookup_ns_p99: Option<f64>,
-    alone_ns_p50: f64,
-    scanned_per_s: MedianAndSpread,
+    #[serde(rename = "alone_ns_p50")]
+    one_outstanding_ns_p50: f64,
+    #[serde(rename = "scanned_per_s")]
+    scanned_entries_per_s: MedianAndSpread,
     changes_per_s: MedianAndSpread,
     /// The rate of inserts divided by LMDB's in the same round.
-    changes_to_lmdb: Option<f64>,
+    #[serde(rename = "changes_to_lmdb")]
+    change_rate_ratio_to_lmdb: Option<f64>,
     load_s: f64,
     memory_ratio: Option<f64>,
-    lost: u64,
-    verified: bool,
+    #[serde(rename = "lost")]
+    lost_requests: u64,
+    #[serde(rename = "verified")]
+    all_verified: bool,
 }
 
 /// Runs `verbatim btree` without a subcommand.
@@ -259,7 +271,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             show_setup(setting, kind, device, MedianAndSpread::of(&bounces))?;
             print_rows(&rows)?;
         }
-        verified &= rows.iter().all(|row| row.verified);
+        verified &= rows.iter().all(|row| row.all_verified);
         let at = value.unwrap_or(args.workers);
         points.extend(rows.iter().map(|row| design_result(at, row)));
     }
@@ -274,7 +286,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         }
     }
     let chart = sweeps::chart("Look-ups in a remote B-tree", caption, &args.sweep, &points);
-    args.picture.write(&chart)?;
+    args.picture.write_requested_files(&chart)?;
     Ok(outcome_of_comparison(verified))
 }
 
@@ -319,7 +331,7 @@ fn design_result(at: usize, row: &Row) -> DesignResult {
         rate_per_s: row.lookups_per_s,
         latency_ns_p50: row.lookup_ns_p50,
         latency_ns_p99: row.lookup_ns_p99,
-        verified: row.verified,
+        all_verified: row.all_verified,
     }
 }
 
@@ -347,7 +359,7 @@ fn contenders_and_unsupported_notes(
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
     for &access in if asked.is_empty() { all } else { asked } {
         match access.check(device) {
-            Ok(()) => contenders.extend(Contender::of_access(access)),
+            Ok(()) => contenders.extend(Contender::contenders_of_access(access)),
             Err(unsupported) if asked.is_empty() => notes.push(unsupported.to_string()),
             Err(unsupported) => return Err(unsupported.into()),
         }
@@ -427,12 +439,12 @@ fn measure_once(
         lookups_per_s: lookups.rate,
         lookup_ns_p50: Some(lookups.latency.p50_ns as f64),
         lookup_ns_p99: Some(lookups.latency.p99_ns as f64),
-        alone_ns_p50: alone.latency.p50_ns as f64,
-        scanned_per_s: scans.scanned as f64 / scans.seconds,
+        one_outstanding_ns_p50: alone.latency.p50_ns as f64,
+        scanned_entries_per_s: scans.scanned as f64 / scans.seconds,
         changes_per_s: changes.changes as f64 / changes.seconds,
-        verified: sum(|r| r.verified),
-        wrong: sum(LoadReport::wrong_answers),
-        lost: sum(|r| r.lost + r.full),
+        verified_answers: sum(|r| r.verified),
+        wrong_answers: sum(LoadReport::wrong_answers),
+        lost_requests: sum(|r| r.lost + r.full),
     })
 }
 
@@ -445,7 +457,7 @@ fn measure_lmdb(args: &Args, placement: &ServerAndClientCores, round: u32) -> Re
     let entries = match args.strings.sizes() {
         None => LmdbEntryKind::Numbers { value_of_key },
         Some(sizes) => LmdbEntryKind::Strings {
-            strings: number_strings(sizes)?,
+            strings: strings_for_key_numbers(sizes)?,
             value_of_key,
         },
     };
@@ -475,12 +487,12 @@ fn measure_lmdb(args: &Args, placement: &ServerAndClientCores, round: u32) -> Re
             lookups_per_s: lookups.requests_per_s(),
             lookup_ns_p50: None,
             lookup_ns_p99: None,
-            alone_ns_p50: 1e9 / one.requests_per_s(),
-            scanned_per_s: scans.requests_per_s() * f64::from(args.scan_length),
+            one_outstanding_ns_p50: 1e9 / one.requests_per_s(),
+            scanned_entries_per_s: scans.requests_per_s() * f64::from(args.scan_length),
             changes_per_s: inserts.requests_per_s(),
-            verified: lookups.operations + scans.operations + inserts.operations,
-            wrong: 0,
-            lost: 0,
+            verified_answers: lookups.operations + scans.operations + inserts.operations,
+            wrong_answers: 0,
+            lost_requests: 0,
         })
     })
 }
@@ -541,23 +553,25 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     Ok(Row {
         name,
         summary: contender.summary(),
-        kind: if contender == Contender::Lmdb {
+        nic_kind: if contender == Contender::Lmdb {
             "peer"
         } else {
             kind
         },
         lookups_per_s: of(|r| r.lookups_per_s)?,
-        lookups_to_lmdb: to_lmdb(|r| r.lookups_per_s),
+        lookup_rate_ratio_to_lmdb: to_lmdb(|r| r.lookups_per_s),
         lookup_ns_p50: some(|r| r.lookup_ns_p50),
         lookup_ns_p99: some(|r| r.lookup_ns_p99),
-        alone_ns_p50: median(|r| r.alone_ns_p50)?,
-        scanned_per_s: of(|r| r.scanned_per_s)?,
+        one_outstanding_ns_p50: median(|r| r.one_outstanding_ns_p50)?,
+        scanned_entries_per_s: of(|r| r.scanned_entries_per_s)?,
         changes_per_s: of(|r| r.changes_per_s)?,
-        changes_to_lmdb: to_lmdb(|r| r.changes_per_s),
+        change_rate_ratio_to_lmdb: to_lmdb(|r| r.changes_per_s),
         load_s: median(|r| r.load_s)?,
         memory_ratio: some(|r| r.memory_ratio),
-        lost: own.iter().map(|r| r.lost).sum(),
-        verified: own.iter().all(|r| r.wrong == 0 && r.verified > 0),
+        lost_requests: own.iter().map(|r| r.lost_requests).sum(),
+        all_verified: own
+            .iter()
+            .all(|r| r.wrong_answers == 0 && r.verified_answers > 0),
     })
 }
 
@@ -608,22 +622,22 @@ fn print_rows(rows: &[Row]) -> Result<()> {
         table.add_row([
             row.name.to_owned(),
             format_rate_mops(row.lookups_per_s),
-            format_or_empty(row.lookups_to_lmdb, |r| {
+            format_or_empty(row.lookup_rate_ratio_to_lmdb, |r| {
                 format!("{} x", format_three_digits(r))
             }),
             format_or_empty(row.lookup_ns_p50, format_time_ns),
             format_or_empty(row.lookup_ns_p99, format_time_ns),
-            format_time_ns(row.alone_ns_p50),
-            format_rate_mops(row.scanned_per_s),
+            format_time_ns(row.one_outstanding_ns_p50),
+            format_rate_mops(row.scanned_entries_per_s),
             format_rate_mops(row.changes_per_s),
-            format_or_empty(row.changes_to_lmdb, |r| {
+            format_or_empty(row.change_rate_ratio_to_lmdb, |r| {
                 format!("{} x", format_three_digits(r))
             }),
             format!("{} s", format_three_digits(row.load_s)),
             format_or_empty(row.memory_ratio, |r| {
                 format!("{} x", format_three_digits(r))
             }),
-            yes_or_no(row.verified).to_owned(),
+            yes_or_no(row.all_verified).to_owned(),
         ]);
     }
     print_line(table)?;
@@ -635,8 +649,8 @@ fn print_rows(rows: &[Row]) -> Result<()> {
     for row in rows {
         print_line(format_args!("{:<16} {}", row.name, row.summary))?;
     }
-    for row in rows.iter().filter(|row| row.lost > 0) {
-        let lost = format_or_empty(Some(row.lost), |n| n);
+    for row in rows.iter().filter(|row| row.lost_requests > 0) {
+        let lost = format_or_empty(Some(row.lost_requests), |n| n);
         eprintln!("note: {}: {lost} lost", row.name);
     }
     Ok(())

@@ -5,8 +5,8 @@ mod arguments;
 mod balance;
 mod check;
 mod compare;
-mod hand;
-mod lines;
+mod json_lines;
+mod manual_requests;
 mod serve;
 mod simulated;
 mod strings;
@@ -59,11 +59,11 @@ enum BtreeSubcommand {
     /// Ask a server for many keys, check what comes, and report how fast it came
     Load(workload::Args),
     /// Print the values of keys
-    Get(hand::GetArgs),
+    Get(manual_requests::GetArgs),
     /// Set or remove the value of a key
-    Put(hand::PutArgs),
+    Put(manual_requests::PutArgs),
     /// Print entries in the order of their keys
-    Scan(hand::ScanArgs),
+    Scan(manual_requests::ScanArgs),
     /// Keep several servers equally loaded, by moving ranges of keys
     Balance(balance::Args),
     /// Watch a split between host and DPU follow a hot spot, in virtual time
@@ -83,9 +83,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     match args.part {
         Some(BtreeSubcommand::Serve(args)) => serve::run(args),
         Some(BtreeSubcommand::Load(args)) => workload::run(args),
-        Some(BtreeSubcommand::Get(args)) => hand::get(&args),
-        Some(BtreeSubcommand::Put(args)) => hand::put(&args),
-        Some(BtreeSubcommand::Scan(args)) => hand::scan(&args),
+        Some(BtreeSubcommand::Get(args)) => manual_requests::get(&args),
+        Some(BtreeSubcommand::Put(args)) => manual_requests::put(&args),
+        Some(BtreeSubcommand::Scan(args)) => manual_requests::scan(&args),
         Some(BtreeSubcommand::Balance(args)) => balance::run(&args),
         Some(BtreeSubcommand::Adapt(args)) => adapt::run(&args),
         Some(BtreeSubcommand::Check(args)) => check::run(&args),

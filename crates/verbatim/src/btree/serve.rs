@@ -6,8 +6,8 @@ use anyhow::{Context, Result, anyhow};
 use btree::load::{stable_key, value_of};
 use btree::{BtreeService, ByteString, KeyOrValue, NumberSizes, Server, ServerConfig, ServerStats};
 
-use super::lines::ServeOrLoadLine;
-use super::strings::{StringArgs, number_strings};
+use super::json_lines::ServeOrLoadLine;
+use super::strings::{StringArgs, strings_for_key_numbers};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -23,36 +23,36 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::check_host_and_port)]
     listen: String,
     /// Keys that there is room for, in all trees together
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_parser_in_range("a count of keys", 1..=1u64 << 34))]
     keys: u64,
     /// Load so many stable keys into tree 0 before clients come, in parallel; see `verbatim btree load`
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a count of keys", 0..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_parser_in_range("a count of keys", 0..=1u64 << 34))]
     load: u64,
     /// How full loaded nodes are: what is free takes inserts
-    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = args::decimal_in_range("a share", 0.5..=1.0))]
+    #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = args::decimal_parser_in_range("a share", 0.5..=1.0))]
     fill: f64,
     #[command(flatten)]
     strings: StringArgs,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K, or more if keys and values are long]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(btree::MAX_NODE_BYTES))]
     node_size: Option<usize>,
     /// Trees
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of trees", 1..=btree::tree::MAX_TREES))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of trees", 1..=btree::tree::MAX_TREES))]
     trees: usize,
     /// Worker threads, each of which serves all trees
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// Requests answered with one doorbell, at most; with 1 the walks of a batch are not interleaved either
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a batch", 1..=64usize))]
     batch: usize,
     /// UD queue pairs of a worker that batches rotate over
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of queue pairs", 1..=64usize))]
     queues: usize,
     /// Clients at the same time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a count of clients", 1..=1024usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a count of clients", 1..=1024usize))]
     max_clients: usize,
     /// Requests that a client may have outstanding
-    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_in_range("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     max_window: usize,
     /// Let clients change leaves by themselves, with remote locks: they must be trusted to do it right
     #[arg(long)]
@@ -64,16 +64,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', value_parser = args::check_host_and_port, requires = "splits")]
     parts: Vec<String>,
     /// Where the key ranges of these servers begin, but for the first, as numbers of stable keys
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_parser_in_range("a count of keys", 1..=1u64 << 34))]
     splits: Vec<u64>,
     /// Which of these servers this one is, from 0 on
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a server", 0..=1023u16))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_parser_in_range("a server", 0..=1023u16))]
     part: u16,
     /// Bytes a second that this server takes from others at most
-    #[arg(long, value_name = "BYTES", default_value = "100M", value_parser = args::byte_count_up_to(1 << 31))]
+    #[arg(long, value_name = "BYTES", default_value = "100M", value_parser = args::byte_count_parser_up_to(1 << 31))]
     handover_rate: usize,
     /// Work so much slower than this machine could: a request costs so long more, as on a slower processor
-    #[arg(long, value_name = "NS", default_value = "0", value_parser = args::integer_in_range("nanoseconds", 0..=1_000_000u32))]
+    #[arg(long, value_name = "NS", default_value = "0", value_parser = args::integer_parser_in_range("nanoseconds", 0..=1_000_000u32))]
     slow_by: u32,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]
@@ -112,7 +112,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             |_| ByteString::default(),
         );
     }
-    let strings = number_strings(sizes)?;
+    let strings = strings_for_key_numbers(sizes)?;
     serve(
         &args,
         sizes,

@@ -24,23 +24,27 @@ use crate::sweeps::{SweepSetting, profiles, series};
 #[derive(Serialize)]
 struct Row {
     nic: String,
-    kind: &'static str,
+    #[serde(rename = "kind")]
+    nic_kind: &'static str,
     name: &'static str,
     #[serde(flatten)]
     setup: BtreeParameters,
     #[serde(flatten)]
     outcome: Simulated,
     /// The median latency in ns of one client that has one request outstanding.
-    alone_ns_p50: u64,
+    #[serde(rename = "alone_ns_p50")]
+    one_outstanding_ns_p50: u64,
     /// Rate of look-ups of all cores of the server on local memory, without network, in 10^6 a
     /// second.
     local_mops: f64,
-    published: Option<&'static PublishedNumber>,
+    #[serde(rename = "published")]
+    published_number: Option<&'static PublishedNumber>,
     /// The simulated rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
     /// The value of the swept knob.
     #[serde(skip)]
-    at: usize,
+    #[serde(rename = "at")]
+    swept_value: usize,
 }
 
 /// Runs all simulations of `verbatim btree --nic`.
@@ -51,7 +55,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let mut runs = Vec::new();
     for profile in &profiles {
         for (value, args) in args.sweep.settings_to_run(args, Args::set_knob_if_known)? {
-            for (name, setup) in setups(profile, &args)? {
+            for (name, setup) in setups_to_simulate(profile, &args)? {
                 let at = value.unwrap_or(setup.cores_per_server);
                 runs.push((profile, name, setup, at));
             }
@@ -63,7 +67,10 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let rows = simulate(runs, name, |(profile, name, setup, at), _| {
         let place = format!("{name} on the {}", setup.server_place);
         let row = simulate_row(profile, name, setup).with_context(|| place)?;
-        let row = Row { at, ..row };
+        let row = Row {
+            swept_value: at,
+            ..row
+        };
         if args.json {
             print_typed_json("simulated", &row)?;
         }
@@ -72,7 +79,8 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     if !args.json {
         print_rows(args, &profiles, &rows)?;
     }
-    args.picture.write(&chart(args, &profiles, &rows))?;
+    args.picture
+        .write_requested_files(&chart(args, &profiles, &rows))?;
     Ok(outcome_of_comparison(
         rows.iter().all(|row| row.outcome.are_values_right),
     ))
@@ -92,8 +100,8 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
             &|row| Some(row.nic.clone()),
             &cores,
         ],
-        |row| Point::from((axis_coordinate(row.at), row.outcome.rate_mops)),
-        |row| row.published.map(|published| published.value),
+        |row| Point::from((axis_coordinate(row.swept_value), row.outcome.rate_mops)),
+        |row| row.published_number.map(|published| published.value),
     );
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     Chart {
@@ -111,7 +119,10 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
 
 /// Returns the setups for each place: RPCs singly and in batches, READs without a cache and with
 /// one.
-fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreeParameters)>> {
+fn setups_to_simulate(
+    profile: &Profile,
+    args: &Args,
+) -> Result<Vec<(&'static str, BtreeParameters)>> {
     let simulation = &args.simulation;
     let places = match simulation.place {
         Some(place) if profile.as_seen_from(place).is_none() => bail!(
@@ -213,13 +224,13 @@ fn simulate_row(profile: &Profile, name: &'static str, setup: BtreeParameters) -
     let published = published_rate(profile, &setup);
     Ok(Row {
         nic: profile.name.clone(),
-        kind: "simulated",
+        nic_kind: "simulated",
         name,
         relative_error: published.map(|p| outcome.rate_mops / p.value - 1.0),
-        published,
-        alone_ns_p50: alone.latency_ns_p50,
+        published_number: published,
+        one_outstanding_ns_p50: alone.latency_ns_p50,
         local_mops: run_local_lookups_mops(profile, &setup)?,
-        at: setup.cores_per_server,
+        swept_value: setup.cores_per_server,
         outcome: Simulated {
             are_values_right: outcome.are_values_right && alone.are_values_right,
             ..outcome
@@ -258,9 +269,9 @@ fn row_label(profiles: &[Profile], args: &Args, row: &Row) -> String {
         String::new()
     };
     let turned = match args.sweep.over {
-        None if args.simulation.cores.len() > 1 => format!(", cores {}", row.at),
+        None if args.simulation.cores.len() > 1 => format!(", cores {}", row.swept_value),
         None => String::new(),
-        Some(knob) => format!(", {} {}", knob.name(), row.at),
+        Some(knob) => format!(", {} {}", knob.name(), row.swept_value),
     };
     format!("{}{nic}{turned}", row.name)
 }
@@ -305,11 +316,11 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             setup.server_place.to_string(),
             format!("{} x {}", setup.clients, setup.window),
             format_three_digits(outcome.rate_mops),
-            format_or_empty(row.published, |p| p.value),
+            format_or_empty(row.published_number, |p| p.value),
             format_relative_error(row.relative_error),
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
-            latency(row.alone_ns_p50),
+            latency(row.one_outstanding_ns_p50),
             format_or_empty(reads, |n| format!("{n:.1}")),
             format_or_empty(answers, |n| format!("{n:.1}")),
             format_three_digits(row.local_mops),

@@ -12,10 +12,10 @@ use crate::args;
 pub(crate) struct StringArgs {
     /// Keys and values are byte strings, and keys have up to so many bytes [default: keys and values are 64-bit numbers; 32
     /// with --value-size]
-    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a size of keys in bytes", 1..=ByteString::MAX_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_parser_in_range("a size of keys in bytes", 1..=ByteString::MAX_BYTES))]
     key_size: Option<usize>,
     /// Keys and values are byte strings, and values have up to so many bytes [default: 128 with --key-size]
-    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a size of values in bytes", 1..=ByteString::MAX_BYTES))]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_parser_in_range("a size of values in bytes", 1..=ByteString::MAX_BYTES))]
     value_size: Option<usize>,
 }
 
@@ -54,7 +54,7 @@ impl StringArgs {
 }
 
 /// Returns the strings of a load.
-pub(super) fn number_strings(sizes: StringSizes) -> Result<NumberStrings> {
+pub(super) fn strings_for_key_numbers(sizes: StringSizes) -> Result<NumberStrings> {
     NumberStrings::new(sizes).with_context(|| {
         format!(
             "generated keys and values have {MIN_STRING_BYTES} bytes or more, and the server's have up to {} and {}: \

@@ -7,8 +7,8 @@ use anyhow::Result;
 use btree::load::{self, LoadEnd, LoadReport, NumberedClient, Popularity, Workload, Ycsb};
 use btree::{AccessDesign, ByteString, ClientConfig, ClientError, ExecuteRequests, Router};
 
-use super::lines::ServeOrLoadLine;
-use super::strings::{OfEitherKeys, connect_all, connect_by_key_type, number_strings};
+use super::json_lines::ServeOrLoadLine;
+use super::strings::{OfEitherKeys, connect_all, connect_by_key_type, strings_for_key_numbers};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -21,31 +21,31 @@ use crate::steps::{InterruptibleLoad, is_interrupted};
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
     /// Stable keys: those that the server loaded
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 34))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_parser_in_range("a count of keys", 64..=1u64 << 34))]
     pub(super) keys: u64,
     /// Some keys are more popular than others, by Zipf's law with this exponent: 0.99 in YCSB
-    #[arg(long, value_name = "EXPONENT", value_parser = args::decimal_in_range("an exponent", 0.01..=5.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "EXPONENT", value_parser = args::decimal_parser_in_range("an exponent", 0.01..=5.0), conflicts_with = "ycsb")]
     pub(super) zipf: Option<f64>,
     /// The share of updates [default: 0]
-    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_parser_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) updates: Option<f64>,
     /// The share of inserts, and of deletes of what was inserted [default: 0]
-    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_parser_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) inserts: Option<f64>,
     /// The share of scans [default: 0]
-    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_parser_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) scans: Option<f64>,
     /// Entries of a scan
-    #[arg(long, value_name = "N", default_value = "100", value_parser = args::integer_in_range("a count of entries", 1..=65_535u32))]
+    #[arg(long, value_name = "N", default_value = "100", value_parser = args::integer_parser_in_range("a count of entries", 1..=65_535u32))]
     pub(super) scan_length: u32,
     /// A workload of YCSB: A to F
     #[arg(long, value_name = "LETTER")]
     pub(super) ycsb: Option<Ycsb>,
     /// Requests that a client has outstanding
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     pub(super) window: usize,
     /// Requests that a client posts with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_parser_in_range("a postlist", 1..=64usize))]
     pub(super) postlist: usize,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ACCESS", default_value_t = AccessDesign::Rpc)]
     access: AccessDesign,
     /// Inner nodes that a client which READs keeps; with 0 each lookup READs a node a level
-    #[arg(long, value_name = "NODES", default_value = "16384", value_parser = args::integer_in_range("a count of nodes", 0..=1usize << 24))]
+    #[arg(long, value_name = "NODES", default_value = "16384", value_parser = args::integer_parser_in_range("a count of nodes", 0..=1usize << 24))]
     cache: usize,
     /// Put every stable key once before, instead of the server's --load
     #[arg(long)]
@@ -87,7 +87,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Threads, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of threads", 1..=64usize))]
     threads: usize,
     /// What random choices start from; clients in several processes need different ones
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::parse_decimal_or_hex_u64)]
@@ -233,7 +233,7 @@ fn connect_load_client(
             last => Box::new(Router::new(clients.into_iter().chain(last).collect())),
         },
         OfEitherKeys::Strings(mut clients, sizes) => {
-            let strings = number_strings(sizes)?;
+            let strings = strings_for_key_numbers(sizes)?;
             match clients.pop() {
                 Some(one) if clients.is_empty() => Box::new(NumberedClient::new(one, strings)),
                 last => {

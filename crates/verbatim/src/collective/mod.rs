@@ -28,25 +28,25 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "all-reduce")]
     collective: CollectiveKind,
     /// Ranks in the ring: 2 to 8, simulated 2 to 64
-    #[arg(long, short = 'n', value_name = "N", default_value = "2", value_parser = args::integer_in_range("a count of ranks", 2..=64usize))]
+    #[arg(long, short = 'n', value_name = "N", default_value = "2", value_parser = args::integer_parser_in_range("a count of ranks", 2..=64usize))]
     ranks: usize,
     /// Bytes of the smallest buffer
-    #[arg(long, short = 'b', value_name = "BYTES", default_value = "1K", value_parser = args::byte_count_up_to(MAX_BUFFER_BYTES))]
+    #[arg(long, short = 'b', value_name = "BYTES", default_value = "1K", value_parser = args::byte_count_parser_up_to(MAX_BUFFER_BYTES))]
     min: usize,
     /// Bytes of the largest buffer
-    #[arg(long, short = 'e', value_name = "BYTES", default_value = "16M", value_parser = args::byte_count_up_to(MAX_BUFFER_BYTES))]
+    #[arg(long, short = 'e', value_name = "BYTES", default_value = "16M", value_parser = args::byte_count_parser_up_to(MAX_BUFFER_BYTES))]
     max: usize,
     /// From one size to the next
-    #[arg(long, short = 'f', value_name = "N", default_value = "4", value_parser = args::integer_in_range("a factor", 2..=1024usize))]
+    #[arg(long, short = 'f', value_name = "N", default_value = "4", value_parser = args::integer_parser_in_range("a factor", 2..=1024usize))]
     factor: usize,
     /// How often a collective runs for a measurement [default: 20; simulated 2]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of runs", 1..=1_000_000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of runs", 1..=1_000_000usize))]
     iterations: Option<usize>,
     /// Queue pairs of a connection
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=16usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of queue pairs", 1..=16usize))]
     lanes: usize,
     /// Bytes of a buffer that travel at a time
-    #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = args::byte_count_up_to(64 << 20))]
+    #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = args::byte_count_parser_up_to(64 << 20))]
     slice: usize,
     /// Print one JSON object per line
     #[arg(long)]
@@ -66,10 +66,10 @@ pub(crate) struct Args {
 #[command(next_help_heading = "Simulation")]
 struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes
-    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["nic_file"])]
     nic: Option<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE)]
+    #[arg(long, value_name = "FILE", conflicts_with_all = args::REAL_NIC_ARG_GROUPS)]
     nic_file: Option<PathBuf>,
 }
 
@@ -160,10 +160,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         show::print_table(&rows)?;
     }
     if let Some(chart) = show::chart(&rows) {
-        args.picture.write(&chart)?;
+        args.picture.write_requested_files(&chart)?;
     }
     Ok(outcome_of_comparison(
-        rows.iter().all(|row| row.ran.are_results_right),
+        rows.iter().all(|row| row.run_result.are_results_right),
     ))
 }
 
@@ -198,9 +198,9 @@ fn measure_row_per_size(
 fn simulate_row(profile: &Profile, setup: CollectiveParameters) -> Result<Row> {
     let (bound, by) = simulated::bus_bandwidth_bound(profile, &setup)?;
     Ok(Row {
-        kind: "simulated",
+        nic_kind: "simulated",
         nic: profile.name.clone(),
-        ran: simulated::run(profile, &setup, 1)?,
+        run_result: simulated::run(profile, &setup, 1)?,
         setup,
         bound_gb_s: Some(bound),
         bound_by: Some(by),
@@ -216,9 +216,9 @@ fn measure_row(nic: &OpenNic, kind: &'static str, setup: CollectiveParameters) -
     };
     let memcpy = measured::best_memcpy_gb_s(setup.buffer_bytes);
     Ok(Row {
-        kind,
+        nic_kind: kind,
         nic: nic.context.device_name().to_owned(),
-        ran: measured::run(&nic.context, &config, &setup)?,
+        run_result: measured::run(&nic.context, &config, &setup)?,
         setup,
         bound_gb_s: None,
         bound_by: None,

@@ -7,12 +7,14 @@ use serde::Serialize;
 /// A line of the table: one message size.
 #[derive(Serialize)]
 pub(super) struct Row {
-    pub(super) kind: &'static str,
+    #[serde(rename = "kind")]
+    pub(super) nic_kind: &'static str,
     pub(super) nic: String,
     #[serde(flatten)]
     pub(super) setup: CollectiveParameters,
     #[serde(flatten)]
-    pub(super) ran: Ran,
+    #[serde(rename = "ran")]
+    pub(super) run_result: Ran,
     /// The bus bandwidth that the model allows on simulated NICs, in 10^9 bytes a second.
     pub(super) bound_gb_s: Option<f64>,
     pub(super) bound_by: Option<Resource>,

@@ -29,7 +29,7 @@ fn describe_measurement(row: &Row) -> String {
         } else {
             format!("{} queue pairs", row.setup.qps_per_connection)
         },
-        row.kind,
+        row.nic_kind,
         row.nic
     )
 }
@@ -53,15 +53,15 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
         let beside = row.bound_gb_s.or(row.memcpy_gb_s);
         shown.add_row([
             row.setup.buffer_bytes.to_string(),
-            format_time_ns(row.ran.slowest_rank_time_ns),
-            format_three_digits(row.ran.algorithm_gb_s),
-            format_three_digits(row.ran.bus_gb_s),
+            format_time_ns(row.run_result.slowest_rank_time_ns),
+            format_three_digits(row.run_result.algorithm_gb_s),
+            format_three_digits(row.run_result.bus_gb_s),
             format_or_empty(beside, format_three_digits),
             format_or_empty(beside, |beside| {
-                format!("{:.0} %", 100.0 * row.ran.bus_gb_s / beside)
+                format!("{:.0} %", 100.0 * row.run_result.bus_gb_s / beside)
             }),
             format_or_empty(row.bound_by, |by| by.to_string()),
-            yes_or_no(row.ran.are_results_right).to_owned(),
+            yes_or_no(row.run_result.are_results_right).to_owned(),
         ]);
     }
     print_line(shown)?;
@@ -95,7 +95,7 @@ pub(super) fn chart(rows: &[Row]) -> Option<Chart> {
         x: Axis::log("buffer, bytes").in_bytes(),
         y: Axis::auto("10⁹ bytes a second"),
         series: vec![
-            Series::new("bus bandwidth", curve(&|row| Some(row.ran.bus_gb_s))),
+            Series::new("bus bandwidth", curve(&|row| Some(row.run_result.bus_gb_s))),
             Series::new(beside, curve(&|row| row.bound_gb_s.or(row.memcpy_gb_s))),
         ],
         constant_levels: Vec::new(),

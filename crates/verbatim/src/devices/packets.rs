@@ -8,15 +8,16 @@ use anyhow::Result;
 use serde::{Serialize, Serializer};
 use softnic::{AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPortUsers};
 
-use super::size::format_byte_limit;
+use super::format_bytes::format_byte_limit;
 
 /// The facts about a port that `-v` adds.
 #[derive(Serialize)]
 pub(super) struct PortDetails {
     /// The addresses and sockets for packets to other hosts; null for NICs other than the software NIC.
-    packets: Option<PacketPathReport>,
+    #[serde(rename = "packets")]
+    packet_path: Option<PacketPathReport>,
     /// Counters by name, as in `hw_counters` of sysfs.
-    #[serde(serialize_with = "as_map")]
+    #[serde(serialize_with = "serialize_as_map")]
     counters: Vec<(String, u64)>,
     /// Interfaces of the GID table, by index.
     #[serde(skip)]
@@ -27,7 +28,8 @@ pub(super) struct PortDetails {
 #[derive(Serialize)]
 struct PacketPathReport {
     /// The condition under which queue pairs use packets: a value of `--path`.
-    path: &'static str,
+    #[serde(rename = "path")]
+    path_setting: &'static str,
     udp_port: u16,
     addresses: Vec<HostAddress>,
 }
@@ -38,9 +40,11 @@ struct HostAddress {
     ip: String,
     interface: Option<String>,
     /// State of the UDP port: `free`, `shared` by processes of this fabric, or `unavailable`.
-    state: &'static str,
+    #[serde(rename = "state")]
+    udp_port_state: &'static str,
     /// Number of processes of this fabric that use the UDP port.
-    processes: usize,
+    #[serde(rename = "processes")]
+    processes_on_udp_port: usize,
     /// The reason why the port is unavailable, and the remedy; null if it is available.
     problem: Option<String>,
     datapath: &'static str,
@@ -51,7 +55,10 @@ struct HostAddress {
     path_mtu_bytes: Option<u32>,
 }
 
-fn as_map<S: Serializer>(counters: &[(String, u64)], serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_as_map<S: Serializer>(
+    counters: &[(String, u64)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     serializer.collect_map(counters.iter().map(|(name, value)| (name, value)))
 }
 
@@ -67,10 +74,14 @@ impl PortDetails {
     fn of_report(report: PacketReport) -> Self {
         let counters = report.counters.into_iter();
         Self {
-            packets: Some(PacketPathReport {
-                path: report.path_mode,
+            packet_path: Some(PacketPathReport {
+                path_setting: report.path_mode,
                 udp_port: ROCE_UDP_PORT,
-                addresses: report.addresses.into_iter().map(HostAddress::of).collect(),
+                addresses: report
+                    .addresses
+                    .into_iter()
+                    .map(HostAddress::from_report)
+                    .collect(),
             }),
             counters: counters
                 .map(|(name, value)| (name.to_owned(), value))
@@ -95,7 +106,7 @@ impl PortDetails {
         };
         let len = fs::read_dir(port.join("gids")).map_or(0, Iterator::count);
         Self {
-            packets: None,
+            packet_path: None,
             counters,
             gid_interfaces: (0..len).map(interface).collect(),
         }
@@ -110,7 +121,7 @@ impl PortDetails {
     /// Formats the lines of a port.
     pub(super) fn format_lines(&self) -> String {
         let mut text = String::new();
-        if let Some(packets) = &self.packets {
+        if let Some(packets) = &self.packet_path {
             packets.append_text(&mut text);
         }
         let counted: Vec<_> = self.counters.iter().filter(|(_, n)| *n != 0).collect();
@@ -144,7 +155,7 @@ fn read_number_files(folder: &Path) -> Vec<(String, u64)> {
 
 impl PacketPathReport {
     fn append_text(&self, text: &mut String) {
-        let when = match self.path {
+        let when = match self.path_setting {
             "packets" => "to all peers",
             "local" => "to nobody (--path local)",
             _ => "to peers on other hosts",
@@ -160,7 +171,7 @@ impl PacketPathReport {
 }
 
 impl HostAddress {
-    fn of(report: AddressReport) -> Self {
+    fn from_report(report: AddressReport) -> Self {
         let (state, processes, problem) = match report.udp_port {
             UdpPortUsers::Free => ("free", 0, None),
             UdpPortUsers::Shared(processes) => ("shared", processes, None),
@@ -169,8 +180,8 @@ impl HostAddress {
         Self {
             ip: report.ip.to_string(),
             interface: report.interface,
-            state,
-            processes,
+            udp_port_state: state,
+            processes_on_udp_port: processes,
             problem,
             datapath: "UDP socket",
             gso: report.gso,
@@ -186,7 +197,7 @@ impl HostAddress {
         if let Some(interface) = &self.interface {
             let _ = write!(text, " ({interface})");
         }
-        match (&self.problem, self.processes) {
+        match (&self.problem, self.processes_on_udp_port) {
             (Some(problem), _) => {
                 let _ = write!(text, ": unavailable: {problem}");
                 return text;

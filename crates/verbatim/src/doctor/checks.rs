@@ -9,8 +9,8 @@ use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use softnic::UdpPortUsers;
 use softnic::environment;
 
-use super::check::{Requirement, RequirementState};
-use super::peers::{self, ReadErrors};
+use super::peer_memory_reads::{self, ReadErrors};
+use super::requirement::{Requirement, RequirementState};
 
 /// Number of bytes that should be free in /dev/shm. A process takes some MiB, and 100 queue pairs
 /// with full queues take tens of MiB.
@@ -28,21 +28,21 @@ const RECOMMENDED_DESCRIPTORS: u64 = 1024;
 /// Returns an error if the fabric's folder has no name, or if this program cannot be started a
 /// second time.
 pub(super) fn run_all() -> Result<Vec<Requirement>> {
-    let reached = peers::try_peer_reads()?;
+    let reached = peer_memory_reads::try_peer_reads()?;
     Ok(vec![
-        shared_folder()?,
-        peer_memory_mapping(&reached),
-        peer_memory_copying(&reached),
-        private_memory_mapping(),
-        peer_death_notice(),
-        device_files_shown_to_programs()?,
-        packet_path(),
-        descriptor_limit(),
-        processor_count(),
+        check_shared_folder()?,
+        check_peer_memory_mapping(&reached),
+        check_peer_memory_copying(&reached),
+        check_private_memory_mapping(),
+        check_peer_death_notice(),
+        check_device_files_shown_to_programs()?,
+        check_packet_path(),
+        check_descriptor_limit(),
+        check_processor_count(),
     ])
 }
 
-fn shared_folder() -> Result<Requirement> {
+fn check_shared_folder() -> Result<Requirement> {
     const WHAT: &str = "meet other processes in shared memory";
     let folder = softnic::fabric_dir()?;
     let parent = folder.parent().unwrap_or(Path::new("/"));
@@ -95,7 +95,7 @@ fn shared_folder() -> Result<Requirement> {
     Ok(Requirement::ok(WHAT, found))
 }
 
-fn peer_memory_mapping(reached: &ReadErrors) -> Requirement {
+fn check_peer_memory_mapping(reached: &ReadErrors) -> Requirement {
     const WHAT: &str = "map a peer's shared memory";
     match &reached.by_descriptor {
         None => Requirement::ok(WHAT, "/proc/PID/fd can be opened"),
@@ -111,9 +111,9 @@ fn peer_memory_mapping(reached: &ReadErrors) -> Requirement {
     }
 }
 
-fn peer_memory_copying(reached: &ReadErrors) -> Requirement {
+fn check_peer_memory_copying(reached: &ReadErrors) -> Requirement {
     const WHAT: &str = "copy private memory of a peer";
-    match (&reached.by_call, &reached.by_proc_file) {
+    match (&reached.by_process_vm_readv, &reached.by_proc_file) {
         (None, _) => Requirement::ok(WHAT, "process_vm_readv works"),
         (Some(call), None) => Requirement::not_ok(
             WHAT,
@@ -129,7 +129,7 @@ fn peer_memory_copying(reached: &ReadErrors) -> Requirement {
             RequirementState::Fails,
             format!(
                 "process_vm_readv: {call}; /proc/PID/mem: {file}{}",
-                yama_ptrace_scope()
+                ptrace_scope_message_suffix()
             ),
             (
                 "work requests on memory that cannot be mapped (over 64 MiB, stacks) end with remote access errors",
@@ -140,14 +140,14 @@ fn peer_memory_copying(reached: &ReadErrors) -> Requirement {
 }
 
 /// Returns Yama's `ptrace_scope` as a message suffix, or an empty string without Yama.
-fn yama_ptrace_scope() -> String {
+fn ptrace_scope_message_suffix() -> String {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or_else(
         |_| String::new(),
         |scope| format!("; kernel.yama.ptrace_scope is {}", scope.trim()),
     )
 }
 
-fn private_memory_mapping() -> Requirement {
+fn check_private_memory_mapping() -> Requirement {
     const WHAT: &str = "map private memory of programs";
     match environment::check_userfaultfd() {
         Ok(()) => Requirement::ok(WHAT, "userfaultfd works"),
@@ -163,7 +163,7 @@ fn private_memory_mapping() -> Requirement {
     }
 }
 
-fn peer_death_notice() -> Requirement {
+fn check_peer_death_notice() -> Requirement {
     const WHAT: &str = "notice that a peer has died";
     match pidfd_open(getpid(), PidfdFlags::empty()) {
         Ok(_) => Requirement::ok(WHAT, "pidfd_open works"),
@@ -179,7 +179,7 @@ fn peer_death_notice() -> Requirement {
     }
 }
 
-fn device_files_shown_to_programs() -> Result<Requirement> {
+fn check_device_files_shown_to_programs() -> Result<Requirement> {
     const WHAT: &str = "show programs the device's files";
     let program = std::env::current_exe().context("cannot find this program")?;
     let out = Command::new(program)
@@ -208,7 +208,7 @@ fn device_files_shown_to_programs() -> Result<Requirement> {
     })
 }
 
-fn packet_path() -> Requirement {
+fn check_packet_path() -> Requirement {
     const WHAT: &str = "reach other hosts by packets";
     let effect = (
         "queue pairs reach those of this host only",
@@ -237,7 +237,7 @@ fn packet_path() -> Requirement {
     Requirement::ok(WHAT, format!("UDP port 4791 of {}", usable.join(", ")))
 }
 
-fn descriptor_limit() -> Requirement {
+fn check_descriptor_limit() -> Requirement {
     const WHAT: &str = "have many descriptors";
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit < RECOMMENDED_DESCRIPTORS => Requirement::not_ok(
@@ -254,7 +254,7 @@ fn descriptor_limit() -> Requirement {
     }
 }
 
-fn processor_count() -> Requirement {
+fn check_processor_count() -> Requirement {
     const WHAT: &str = "poll on processors of their own";
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     if count == 1 {

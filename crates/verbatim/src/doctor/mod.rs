@@ -1,16 +1,16 @@
 //! `verbatim doctor`: checks the environment for the software NIC, with the remedy for each
 //! problem.
 
-mod check;
 mod checks;
-mod peers;
+mod peer_memory_reads;
+mod requirement;
 
 use anyhow::Result;
 
 use crate::CommandOutcome;
 use crate::output::{print_line, print_typed_json};
-use check::{Requirement, RequirementState};
-use peers::PatternLocation;
+use peer_memory_reads::PatternLocation;
+use requirement::{Requirement, RequirementState};
 
 /// Arguments of `verbatim doctor`.
 #[derive(clap::Args)]
@@ -38,11 +38,14 @@ Exit status 1 when something fails; what is limited is no failure.";
 /// Runs `verbatim doctor`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.hold {
-        peers::hold_pattern()?;
+        peer_memory_reads::hold_pattern()?;
         return Ok(CommandOutcome::Done);
     }
     if let Some(address) = args.reach {
-        print_typed_json("reached", &peers::errors_of_each_read_method(address))?;
+        print_typed_json(
+            "reached",
+            &peer_memory_reads::errors_of_each_read_method(address),
+        )?;
         return Ok(CommandOutcome::Done);
     }
     let checks = checks::run_all()?;
@@ -70,7 +73,7 @@ fn format_requirement(check: &Requirement) -> String {
         RequirementState::Fails => "fails",
     };
     let mut text = format!("{state:<9}{}: {}", check.what, check.found);
-    for (title, line) in [("effect", check.effect), ("change", check.change)] {
+    for (title, line) in [("effect", check.effect), ("change", check.remedy)] {
         if let Some(line) = line {
             text += &format!("\n         {title}: {line}");
         }

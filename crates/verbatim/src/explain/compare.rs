@@ -71,20 +71,22 @@ fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -
         }
         row
     };
-    rows.add_row(words("posted", &|process| process.posted.to_string()));
-    rows.add_row(words("failed", &|process| process.failed.to_string()));
+    rows.add_row(words("posted", &|process| process.posted_wrs.to_string()));
+    rows.add_row(words("failed", &|process| {
+        process.failed_completions.to_string()
+    }));
     let numbers: [(&str, ProcessFigureFn); 6] = [
         ("MMIO writes", |p| {
-            mean_cost_per_operation(p, |kind| kind.mmio_writes)
+            mean_cost_per_operation(p, |kind| kind.mmio_writes_per_op)
         }),
         ("DMA reads", |p| {
-            mean_cost_per_operation(p, |kind| kind.dma_reads)
+            mean_cost_per_operation(p, |kind| kind.dma_reads_per_op)
         }),
         ("DMA writes", |p| {
-            mean_cost_per_operation(p, |kind| kind.dma_writes)
+            mean_cost_per_operation(p, |kind| kind.dma_writes_per_op)
         }),
-        ("PCIe bytes to the NIC", |p| p.to_device_bytes),
-        ("PCIe bytes to the host", |p| p.to_host_bytes),
+        ("PCIe bytes to the NIC", |p| p.to_device_bytes_per_op),
+        ("PCIe bytes to the host", |p| p.to_host_bytes_per_op),
         ("the model allows, M/s", |p| p.predicted_mops),
     ];
     for (title, of) in numbers {
@@ -112,7 +114,7 @@ fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -
     }
     rows.add_row(range);
     rows.add_row(words("what binds", &|process| {
-        let whose = if process.slower == Role::Responder {
+        let whose = if process.slower_role == Role::Responder {
             " of its peers"
         } else {
             ""
@@ -120,7 +122,11 @@ fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -
         format!("{}{whose}", process.bottleneck)
     }));
     rows.add_row(words("not known of the NIC", &|process| {
-        let unknown: Vec<_> = process.unknown.iter().map(ToString::to_string).collect();
+        let unknown: Vec<_> = process
+            .unknown_resources
+            .iter()
+            .map(ToString::to_string)
+            .collect();
         unknown.join(", ")
     }));
     rows.add_row(words("to change", &|process| {
@@ -184,9 +190,9 @@ mod tests {
     #[test]
     fn costs_are_of_one_posted_operation() {
         let process = posts_one_and_receives_four("cib");
-        let mean = mean_cost_per_operation(&process, |kind| kind.mmio_writes);
+        let mean = mean_cost_per_operation(&process, |kind| kind.mmio_writes_per_op);
         let sent = process.kinds.iter().find(|kind| kind.count == 1);
-        assert!((mean - sent.expect("the SEND").mmio_writes).abs() < 1e-9);
+        assert!((mean - sent.expect("the SEND").mmio_writes_per_op).abs() < 1e-9);
         assert!(mean > 0.0);
     }
 
@@ -195,7 +201,11 @@ mod tests {
         let process = posts_one_and_receives_four("cx");
         let requester = process.bounds.unknown_resources.iter();
         assert!(requester.clone().count() > 0 && process.likely_rate.is_none());
-        assert!(requester.clone().all(|of| process.unknown.contains(of)));
-        assert!(process.unknown.is_sorted_by(|a, b| a < b));
+        assert!(
+            requester
+                .clone()
+                .all(|of| process.unknown_resources.contains(of))
+        );
+        assert!(process.unknown_resources.is_sorted_by(|a, b| a < b));
     }
 }

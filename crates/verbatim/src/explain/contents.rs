@@ -20,7 +20,7 @@ pub(super) fn summary_html(report: &Report) -> String {
     }
     let mut html = "<nav><h2>Summary</h2><ul>".to_owned();
     for process in &report.processes {
-        let failed = match process.failed {
+        let failed = match process.failed_completions {
             0 => String::new(),
             failed => format!(" <b class=\"failed\">{failed} completions in error.</b>"),
         };

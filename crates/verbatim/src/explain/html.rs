@@ -6,7 +6,7 @@ use chart::{Bar, bar_chart_svg, escape};
 use nicmodel::bounds::Role;
 
 use super::contents::{anchor, summary_html};
-use super::guide;
+use super::guidelines_page;
 use super::report::{ProcessPrediction, Report, count_as_f64};
 use super::text;
 use super::verdict::AdviceVerdict;
@@ -56,7 +56,7 @@ pub(super) fn page(report: &Report) -> String {
     for process in &report.processes {
         add_process(&mut html, process);
     }
-    html.push_str(&guide::advised_sections_html(report));
+    html.push_str(&guidelines_page::advised_sections_html(report));
     let on_one_line = |pcie| text::format_pcie_counts(pcie).replace('\n', " ");
     let pcie = report.pcie.as_ref().map(on_one_line);
     for line in report.unexplained_process_notes().into_iter().chain(pcie) {
@@ -99,7 +99,7 @@ fn add_process(html: &mut String, process: &ProcessPrediction) {
             format_three_digits(process.predicted_mops),
             process.likely_range_text(),
             escape(&process.bottleneck.to_string()),
-            if process.slower == Role::Responder {
+            if process.slower_role == Role::Responder {
                 " of its peers"
             } else {
                 ""
@@ -151,7 +151,7 @@ fn add_advice(html: &mut String, process: &ProcessPrediction) {
                 html,
                 format_args!(
                     "<li>{}</li>",
-                    guide::link_guideline_name(step.guideline, &text::step_line(step))
+                    guidelines_page::link_guideline_name(step.guideline, &text::step_line(step))
                 ),
             );
         }
@@ -163,7 +163,7 @@ fn add_advice(html: &mut String, process: &ProcessPrediction) {
             html,
             format_args!(
                 "<p>Or another design: {}</p>",
-                guide::link_guideline_name(advice.guideline, &words)
+                guidelines_page::link_guideline_name(advice.guideline, &words)
             ),
         );
     }
@@ -177,7 +177,10 @@ fn add_advice(html: &mut String, process: &ProcessPrediction) {
                     html,
                     format_args!(
                         "<li>{}</li>",
-                        guide::link_guideline_name(advice.guideline, &text::advice_line(advice))
+                        guidelines_page::link_guideline_name(
+                            advice.guideline,
+                            &text::advice_line(advice)
+                        )
                     ),
                 );
             }
@@ -209,13 +212,13 @@ fn add_costs(html: &mut String, process: &ProcessPrediction) {
                  <td>{}</td><td>{}</td></tr>",
                 escape(&kind.what),
                 kind.count,
-                of_sender(format_three_digits(kind.postlist)),
+                of_sender(format_three_digits(kind.mean_postlist_length)),
                 of_sender(kind.wqe_bytes.to_string()),
-                of_sender(format_three_digits(kind.mmio_writes)),
-                format_three_digits(kind.dma_reads),
-                format_three_digits(kind.dma_writes),
-                format_three_digits(kind.to_device_bytes),
-                format_three_digits(kind.to_host_bytes)
+                of_sender(format_three_digits(kind.mmio_writes_per_op)),
+                format_three_digits(kind.dma_reads_per_op),
+                format_three_digits(kind.dma_writes_per_op),
+                format_three_digits(kind.to_device_bytes_per_op),
+                format_three_digits(kind.to_host_bytes_per_op)
             ),
         );
     }
@@ -232,18 +235,18 @@ fn add_pictures(html: &mut String, process: &ProcessPrediction) {
         ),
     );
     let rows: Vec<_> = process
-        .transactions
+        .pcie_transactions_per_op
         .iter()
         .map(|item| Bar {
             label: item.purpose.clone(),
             segments_with_css_class: vec![
-                (item.to_device_bytes, "in"),
-                (item.to_host_bytes, "out"),
+                (item.to_device_bytes_per_op, "in"),
+                (item.to_host_bytes_per_op, "out"),
             ],
             value_text: format!(
                 "{} B, {} lines",
-                format_three_digits(item.to_device_bytes + item.to_host_bytes),
-                format_three_digits(item.lines)
+                format_three_digits(item.to_device_bytes_per_op + item.to_host_bytes_per_op),
+                format_three_digits(item.cache_lines_per_op)
             ),
         })
         .collect();
@@ -281,8 +284,11 @@ fn add_pictures(html: &mut String, process: &ProcessPrediction) {
         );
     }
     for (title, counts) in [
-        ("Work requests in a postlist", &process.postlists),
-        ("Payload in bytes", &process.payloads),
+        (
+            "Work requests in a postlist",
+            &process.postlist_counts_by_length,
+        ),
+        ("Payload in bytes", &process.payload_counts_by_size),
     ] {
         if counts.is_empty() {
             continue;

@@ -1,11 +1,11 @@
 //! `verbatim explain`: the cost of a program's verbs on a NIC, the guidelines that the program breaks, and the gain
 //! of following them.
 
-mod alike;
 mod compare;
 mod contents;
-mod guide;
+mod guidelines_page;
 mod html;
+mod process_groups;
 mod report;
 mod spread;
 mod text;
@@ -69,8 +69,8 @@ const MAX_LEDGER_BYTES: u64 = 1 << 30;
 /// Runs `verbatim explain`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if let Some(name) = &args.guideline {
-        let Some(section) = guide::section_markdown(name) else {
-            let names = guide::guideline_names().join(", ");
+        let Some(section) = guidelines_page::section_markdown(name) else {
+            let names = guidelines_page::guideline_names().join(", ");
             bail!("there is no guideline {name:?}; choose among {names}");
         };
         print_line(format_args!("{name}\n\n{section}"))?;
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
                 (true, _) => format!("{file}, {}", profile.name),
                 (false, _) => file.clone(),
             };
-            reports.push((name, alike::group_processes(report)));
+            reports.push((name, process_groups::group_processes(report)));
         }
     }
     match &reports[..] {

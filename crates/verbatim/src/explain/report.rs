@@ -21,9 +21,11 @@ pub(super) struct Report {
     pub(super) provider: String,
     pub(super) processes: Vec<ProcessPrediction>,
     /// Number of processes that opened a device, but posted and received nothing.
-    pub(super) idle_processes: usize,
+    #[serde(rename = "idle_processes")]
+    pub(super) idle_process_count: usize,
     /// Number of processes whose operations the NIC cannot execute at all; the notes give the reasons.
-    pub(super) impossible_processes: usize,
+    #[serde(rename = "impossible_processes")]
+    pub(super) impossible_process_count: usize,
     /// Cache lines on PCIe that the processor counted, beside the expected numbers.
     pub(super) pcie: Option<PcieLinesCountedAndExpected>,
     pub(super) notes: Vec<String>,
@@ -37,7 +39,8 @@ pub(super) struct PcieLinesCountedAndExpected {
     pub(super) itom_counted: u64,
     pub(super) itom_expected: f64,
     /// Counted reads less expected reads: an estimate of the misses of the NIC's caches.
-    pub(super) cache_misses: f64,
+    #[serde(rename = "cache_misses")]
+    pub(super) estimated_nic_cache_misses: f64,
 }
 
 /// The prediction for a process, computed as if the process used the NIC alone, beside the counts of the process.
@@ -47,52 +50,75 @@ pub(super) struct ProcessPrediction {
     pub(super) program: String,
     pub(super) complete: bool,
     /// The spread of the group of processes for which this process stands.
-    pub(super) alike: Option<GroupSpread>,
-    pub(super) posted: u64,
-    pub(super) received: u64,
+    #[serde(rename = "alike")]
+    pub(super) group_spread: Option<GroupSpread>,
+    #[serde(rename = "posted")]
+    pub(super) posted_wrs: u64,
+    #[serde(rename = "received")]
+    pub(super) received_messages: u64,
     /// Number of completions with an error, including flush errors.
-    pub(super) failed: u64,
+    #[serde(rename = "failed")]
+    pub(super) failed_completions: u64,
     /// Number of work requests whose post failed.
-    pub(super) refused: u64,
-    pub(super) queue_pairs: usize,
+    #[serde(rename = "refused")]
+    pub(super) refused_wrs: u64,
+    #[serde(rename = "queue_pairs")]
+    pub(super) queue_pair_count: usize,
     /// Maximum number of queue pairs that posted at the same time.
-    pub(super) concurrent_queue_pairs: u32,
-    pub(super) threads: u32,
+    #[serde(rename = "concurrent_queue_pairs")]
+    pub(super) max_concurrent_queue_pairs: u32,
+    #[serde(rename = "threads")]
+    pub(super) thread_count: u32,
     /// Maximum number of threads that posted at the same time.
-    pub(super) concurrent_threads: u32,
+    #[serde(rename = "concurrent_threads")]
+    pub(super) max_concurrent_threads: u32,
     /// True if the queue pairs did not all post at the same time.
-    pub(super) in_turn: bool,
-    pub(super) peers: u32,
+    #[serde(rename = "in_turn")]
+    pub(super) queue_pairs_post_in_turn: bool,
+    #[serde(rename = "peers")]
+    pub(super) peer_count: u32,
     pub(super) duration_ns: u64,
     /// Observed rate where the process ran, in 10^6 operations a second.
     pub(super) observed_mops: Option<f64>,
     pub(super) kinds: Vec<OperationKindCost>,
     /// PCIe transactions per operation on the link of the process's machine, the largest first.
-    pub(super) transactions: Vec<PurposeTransactions>,
-    pub(super) to_device_bytes: f64,
-    pub(super) to_host_bytes: f64,
+    #[serde(rename = "transactions")]
+    pub(super) pcie_transactions_per_op: Vec<PurposeTransactions>,
+    #[serde(rename = "to_device_bytes")]
+    pub(super) to_device_bytes_per_op: f64,
+    #[serde(rename = "to_host_bytes")]
+    pub(super) to_host_bytes_per_op: f64,
     /// Expected number of cache lines of DMA per operation, as a processor's PCIe counters count them.
-    pub(super) pcie_rd_cur_lines: f64,
-    pub(super) pcie_itom_lines: f64,
+    #[serde(rename = "pcie_rd_cur_lines")]
+    pub(super) pcie_rd_cur_lines_per_op: f64,
+    #[serde(rename = "pcie_itom_lines")]
+    pub(super) pcie_itom_lines_per_op: f64,
     pub(super) bounds: Bounds,
     pub(super) predicted_mops: f64,
     /// The range in which the rate probably lies: `low_mops` and `high_mops`. Absent if a resource is unknown.
     #[serde(flatten)]
     pub(super) likely_rate: Option<LikelyRange>,
-    pub(super) slower: Role,
+    #[serde(rename = "slower")]
+    pub(super) slower_role: Role,
     /// True if at most one operation is outstanding on each queue pair, so that round trips determine the rate.
-    pub(super) waits_for_each: bool,
+    #[serde(rename = "waits_for_each")]
+    pub(super) waits_for_each_operation: bool,
     /// Maximum number of operations outstanding at a time.
-    pub(super) outstanding: Option<f64>,
+    #[serde(rename = "outstanding")]
+    pub(super) max_outstanding_ops: Option<f64>,
     pub(super) bottleneck: Resource,
     /// Resources of the slower side for which the profile has no number.
-    pub(super) unknown: Vec<Resource>,
+    #[serde(rename = "unknown")]
+    pub(super) unknown_resources: Vec<Resource>,
     pub(super) polls: u64,
     /// The share of polls that found no completion.
-    pub(super) empty_polls: f64,
+    #[serde(rename = "empty_polls")]
+    pub(super) empty_poll_share: f64,
     pub(super) completions_a_poll: f64,
-    pub(super) postlists: Vec<(u64, u64)>,
-    pub(super) payloads: Vec<(u64, u64)>,
+    #[serde(rename = "postlists")]
+    pub(super) postlist_counts_by_length: Vec<(u64, u64)>,
+    #[serde(rename = "payloads")]
+    pub(super) payload_counts_by_size: Vec<(u64, u64)>,
     /// Advised changes, in the order in which to make them.
     pub(super) steps: Vec<ChangeStep>,
     /// Advice on each guideline that the process breaks, judged alone.
@@ -105,7 +131,7 @@ const MIN_MEAN_RUN_OF_WAITING_BATCH: f64 = 32.0;
 
 /// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. The tap
 /// cannot know this if the program may find its work in memory.
-fn unseen_work_note(observed: &OperationProfile) -> Vec<String> {
+fn note_if_readiness_unknown(observed: &OperationProfile) -> Vec<String> {
     let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
         && observed
             .posting_queue_pairs()
@@ -126,14 +152,20 @@ pub(super) struct OperationKindCost {
     pub(super) what: String,
     pub(super) role: Role,
     pub(super) count: u64,
-    pub(super) postlist: f64,
+    #[serde(rename = "postlist")]
+    pub(super) mean_postlist_length: f64,
     pub(super) wqe_bytes: u32,
     pub(super) wqe_lines: u32,
-    pub(super) mmio_writes: f64,
-    pub(super) dma_reads: f64,
-    pub(super) dma_writes: f64,
-    pub(super) to_device_bytes: f64,
-    pub(super) to_host_bytes: f64,
+    #[serde(rename = "mmio_writes")]
+    pub(super) mmio_writes_per_op: f64,
+    #[serde(rename = "dma_reads")]
+    pub(super) dma_reads_per_op: f64,
+    #[serde(rename = "dma_writes")]
+    pub(super) dma_writes_per_op: f64,
+    #[serde(rename = "to_device_bytes")]
+    pub(super) to_device_bytes_per_op: f64,
+    #[serde(rename = "to_host_bytes")]
+    pub(super) to_host_bytes_per_op: f64,
 }
 
 /// The transactions that one operation causes for one purpose.
@@ -141,10 +173,14 @@ pub(super) struct OperationKindCost {
 pub(super) struct PurposeTransactions {
     pub(super) purpose: String,
     pub(super) kind: TransactionKind,
-    pub(super) count: f64,
-    pub(super) lines: f64,
-    pub(super) to_device_bytes: f64,
-    pub(super) to_host_bytes: f64,
+    #[serde(rename = "count")]
+    pub(super) count_per_op: f64,
+    #[serde(rename = "lines")]
+    pub(super) cache_lines_per_op: f64,
+    #[serde(rename = "to_device_bytes")]
+    pub(super) to_device_bytes_per_op: f64,
+    #[serde(rename = "to_host_bytes")]
+    pub(super) to_host_bytes_per_op: f64,
 }
 
 impl Report {
@@ -178,13 +214,13 @@ impl Report {
                 .sum()
         };
         let pcie = ledger.pcie.map(|counted| {
-            let rd_cur_expected = expected(|process| process.pcie_rd_cur_lines);
+            let rd_cur_expected = expected(|process| process.pcie_rd_cur_lines_per_op);
             PcieLinesCountedAndExpected {
                 rd_cur_counted: counted.rd_cur,
                 rd_cur_expected,
                 itom_counted: counted.itom,
-                itom_expected: expected(|process| process.pcie_itom_lines),
-                cache_misses: count_as_f64(counted.rd_cur) - rd_cur_expected,
+                itom_expected: expected(|process| process.pcie_itom_lines_per_op),
+                estimated_nic_cache_misses: count_as_f64(counted.rd_cur) - rd_cur_expected,
             }
         });
         Ok(Self {
@@ -193,8 +229,8 @@ impl Report {
             command: ledger.command.clone(),
             provider: ledger.provider.clone(),
             processes,
-            idle_processes,
-            impossible_processes,
+            idle_process_count: idle_processes,
+            impossible_process_count: impossible_processes,
             pcie,
             notes,
         })
@@ -203,20 +239,20 @@ impl Report {
     /// Returns the lines about processes that the report does not explain.
     pub(super) fn unexplained_process_notes(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        if self.processes.is_empty() && self.impossible_processes == 0 {
+        if self.processes.is_empty() && self.impossible_process_count == 0 {
             lines.push(
                 "No process of it posted or received anything: there is nothing to explain. One-sided verbs are in the \
                  ledger of the program that posts them, not in that of its peer."
                     .to_owned(),
             );
-        } else if self.idle_processes > 0 {
+        } else if self.idle_process_count > 0 {
             lines.push(format!(
                 "{} more of its processes opened a device and posted and received nothing.",
-                self.idle_processes
+                self.idle_process_count
             ));
         }
-        if self.impossible_processes > 0 {
-            let which = match (self.processes.is_empty(), self.impossible_processes) {
+        if self.impossible_process_count > 0 {
+            let which = match (self.processes.is_empty(), self.impossible_process_count) {
                 (true, _) => "what its processes did".to_owned(),
                 (false, 1) => "what one more of its processes did".to_owned(),
                 (false, many) => format!("what {many} more of its processes did"),
@@ -231,19 +267,19 @@ impl Report {
 
 /// The polls of all threads of a process, and what they found.
 struct PollCounts {
-    all: u64,
-    empty: u64,
+    all_polls: u64,
+    empty_polls: u64,
     completions: u64,
 }
 
 impl PollCounts {
-    fn of(observed: &OperationProfile) -> Self {
+    fn sum_over_threads(observed: &OperationProfile) -> Self {
         let sum = |of: fn(&nicmodel::op_profile::Thread) -> u64| {
             observed.threads.iter().map(of).fold(0, u64::saturating_add)
         };
         Self {
-            all: sum(|thread| thread.polls),
-            empty: sum(|thread| thread.empty_polls),
+            all_polls: sum(|thread| thread.polls),
+            empty_polls: sum(|thread| thread.empty_polls),
             completions: sum(|thread| thread.completions),
         }
     }
@@ -263,7 +299,7 @@ fn observed_mops(observed: &OperationProfile) -> Option<f64> {
 }
 
 /// Returns the numbers that the profile lacks for either machine, since each may be the bottleneck.
-fn unknown_numbers(prediction: &Prediction) -> Vec<Resource> {
+fn unknown_resources(prediction: &Prediction) -> Vec<Resource> {
     let mut unknown = prediction.own_machine_bounds.unknown_resources.clone();
     unknown.extend(&prediction.peer_bounds.unknown_resources);
     unknown.sort();
@@ -282,7 +318,7 @@ impl ProcessPrediction {
         };
         let side = fitted.link_transactions_per_operation(profile)?;
         let posted = observed.posted_operations();
-        let unknown = unknown_numbers(&prediction);
+        let unknown = unknown_resources(&prediction);
         let Prediction {
             own_machine_bounds: bounds,
             rate_mops: predicted_mops,
@@ -290,56 +326,59 @@ impl ProcessPrediction {
             bottleneck,
             ..
         } = prediction;
-        let polls = PollCounts::of(observed);
+        let polls = PollCounts::sum_over_threads(observed);
         Ok(Some(Self {
             pid: observed.pid,
             program: observed.program.clone(),
             complete: observed.complete,
-            alike: None,
-            posted,
-            received: received_messages(observed),
-            failed: sum_over_queue_pairs(observed, |qp| qp.failed_completions),
-            refused: sum_over_queue_pairs(observed, |qp| qp.refused_wrs),
-            queue_pairs: observed.queue_pairs.len(),
-            concurrent_queue_pairs: observed.max_concurrent_queue_pairs(),
-            threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
-            concurrent_threads: observed.max_concurrent_posters(),
-            in_turn: observed.posting_queue_pairs().count() as u64
+            group_spread: None,
+            posted_wrs: posted,
+            received_messages: received_messages(observed),
+            failed_completions: sum_over_queue_pairs(observed, |qp| qp.failed_completions),
+            refused_wrs: sum_over_queue_pairs(observed, |qp| qp.refused_wrs),
+            queue_pair_count: observed.queue_pairs.len(),
+            max_concurrent_queue_pairs: observed.max_concurrent_queue_pairs(),
+            thread_count: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
+            max_concurrent_threads: observed.max_concurrent_posters(),
+            queue_pairs_post_in_turn: observed.posting_queue_pairs().count() as u64
                 > u64::from(observed.max_concurrent_queue_pairs()),
-            peers: observed.peer_count,
+            peer_count: observed.peer_count,
             duration_ns: observed.duration_ns,
             observed_mops: observed_mops(observed),
-            kinds: kind_costs(&fitted, profile)?,
-            transactions: transactions_sorted_by_bytes(&side),
-            to_device_bytes: side.bytes_to_device(),
-            to_host_bytes: side.bytes_to_host(),
-            pcie_rd_cur_lines: side.cache_lines_read(),
-            pcie_itom_lines: side.cache_lines_written(),
+            kinds: costs_by_operation_kind(&fitted, profile)?,
+            pcie_transactions_per_op: transactions_sorted_by_bytes(&side),
+            to_device_bytes_per_op: side.bytes_to_device(),
+            to_host_bytes_per_op: side.bytes_to_host(),
+            pcie_rd_cur_lines_per_op: side.cache_lines_read(),
+            pcie_itom_lines_per_op: side.cache_lines_written(),
             bounds,
             predicted_mops,
             likely_rate: match unknown.is_empty() {
                 true => uncertainty::likely_range_of_rate(bottleneck, predicted_mops),
                 false => None,
             },
-            slower,
-            waits_for_each: observed.waits_after_each_operation(),
-            outstanding: fitted.max_outstanding(),
+            slower_role: slower,
+            waits_for_each_operation: observed.waits_after_each_operation(),
+            max_outstanding_ops: fitted.max_outstanding(),
             bottleneck,
-            unknown,
-            polls: polls.all,
-            empty_polls: ratio_or_zero(count_as_f64(polls.empty), count_as_f64(polls.all)),
+            unknown_resources: unknown,
+            polls: polls.all_polls,
+            empty_poll_share: ratio_or_zero(
+                count_as_f64(polls.empty_polls),
+                count_as_f64(polls.all_polls),
+            ),
             completions_a_poll: ratio_or_zero(
                 count_as_f64(polls.completions),
-                count_as_f64(polls.all.saturating_sub(polls.empty)),
+                count_as_f64(polls.all_polls.saturating_sub(polls.empty_polls)),
             ),
-            postlists: postlist_length_counts(observed),
-            payloads: payload_size_counts(observed),
+            postlist_counts_by_length: postlist_length_counts(observed),
+            payload_counts_by_size: payload_size_counts(observed),
             steps: guidelines::change_steps(&fitted, profile)?,
             advice: guidelines::advise(&fitted, profile)?,
             notes: [
                 observed.notes.clone(),
                 not_possible,
-                unseen_work_note(observed),
+                note_if_readiness_unknown(observed),
             ]
             .concat(),
         }))
@@ -347,16 +386,16 @@ impl ProcessPrediction {
 
     /// Returns the number of operations or messages to which the rates refer.
     pub(super) fn posted_or_received_count(&self) -> u64 {
-        if self.posted > 0 {
-            self.posted
+        if self.posted_wrs > 0 {
+            self.posted_wrs
         } else {
-            self.received
+            self.received_messages
         }
     }
 
     /// Names the unit of the rates: posted operations, or received messages if none was posted.
     pub(super) fn rate_unit(&self) -> &'static str {
-        if self.posted > 0 {
+        if self.posted_wrs > 0 {
             "operation"
         } else {
             "message received"
@@ -382,7 +421,7 @@ pub(super) fn count_as_f64(count: u64) -> f64 {
     count as f64
 }
 
-fn kind_costs(
+fn costs_by_operation_kind(
     observed: &OperationProfile,
     profile: &Profile,
 ) -> Result<Vec<OperationKindCost>, OperationError> {
@@ -414,7 +453,8 @@ fn kind_costs(
                 // Thousands of queue pairs with the same operation share one line.
                 kind.role == role
                     && kind.what == what
-                    && (role == Role::Responder || (kind.postlist - postlist).abs() < 0.5)
+                    && (role == Role::Responder
+                        || (kind.mean_postlist_length - postlist).abs() < 0.5)
             };
             if let Some(kind) = kinds.iter_mut().find(same) {
                 kind.count = kind.count.saturating_add(count);
@@ -435,14 +475,14 @@ fn kind_costs(
                 what,
                 role,
                 count,
-                postlist,
+                mean_postlist_length: postlist,
                 wqe_bytes: bytes,
                 wqe_lines: wqe::cache_line_count(bytes),
-                mmio_writes: side.mmio_writes(),
-                dma_reads: side.dma_reads_without_recv_wqes() + side.recv_wqe_reads(),
-                dma_writes: side.dma_writes(),
-                to_device_bytes: side.bytes_to_device(),
-                to_host_bytes: side.bytes_to_host(),
+                mmio_writes_per_op: side.mmio_writes(),
+                dma_reads_per_op: side.dma_reads_without_recv_wqes() + side.recv_wqe_reads(),
+                dma_writes_per_op: side.dma_writes(),
+                to_device_bytes_per_op: side.bytes_to_device(),
+                to_host_bytes_per_op: side.bytes_to_host(),
             });
         }
     }
@@ -485,13 +525,14 @@ fn transactions_sorted_by_bytes(side: &LinkTransactions) -> Vec<PurposeTransacti
         .map(|transactions| PurposeTransactions {
             purpose: transactions.purpose.to_string(),
             kind: transactions.purpose.kind(),
-            count: transactions.count,
-            lines: transactions.cache_lines,
-            to_device_bytes: transactions.bytes_to_device(),
-            to_host_bytes: transactions.bytes_to_host(),
+            count_per_op: transactions.count,
+            cache_lines_per_op: transactions.cache_lines,
+            to_device_bytes_per_op: transactions.bytes_to_device(),
+            to_host_bytes_per_op: transactions.bytes_to_host(),
         })
         .collect();
-    let bytes = |item: &PurposeTransactions| item.to_device_bytes + item.to_host_bytes;
+    let bytes =
+        |item: &PurposeTransactions| item.to_device_bytes_per_op + item.to_host_bytes_per_op;
     items.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)));
     items
 }

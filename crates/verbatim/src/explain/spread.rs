@@ -9,9 +9,11 @@ pub(super) struct GroupSpread {
     /// Number of processes in the group, including the explained process.
     pub(super) processes: usize,
     /// Number of work requests that each process has posted.
-    pub(super) posted: MinMedianMax,
+    #[serde(rename = "posted")]
+    pub(super) posted_wrs: MinMedianMax,
     /// Number of messages that each process has received.
-    pub(super) received: MinMedianMax,
+    #[serde(rename = "received")]
+    pub(super) received_messages: MinMedianMax,
     /// Observed rates in 10^6 operations a second; `None` if a process has no duration.
     pub(super) observed_mops: Option<MinMedianMax>,
     /// Predicted rates, in 10^6 operations a second.

@@ -38,7 +38,7 @@ pub(super) fn format_pcie_counts(pcie: &PcieLinesCountedAndExpected) -> String {
         pcie.rd_cur_expected,
         pcie.itom_counted,
         pcie.itom_expected,
-        pcie.cache_misses
+        pcie.estimated_nic_cache_misses
     )
 }
 
@@ -72,13 +72,13 @@ fn show_process(process: &ProcessPrediction) -> Result<()> {
         rows.add_row([
             what,
             kind.count.to_string(),
-            of_sender(format_three_digits(kind.postlist)),
+            of_sender(format_three_digits(kind.mean_postlist_length)),
             of_sender(kind.wqe_bytes.to_string()),
-            of_sender(format_three_digits(kind.mmio_writes)),
-            format_three_digits(kind.dma_reads),
-            format_three_digits(kind.dma_writes),
-            format_three_digits(kind.to_device_bytes),
-            format_three_digits(kind.to_host_bytes),
+            of_sender(format_three_digits(kind.mmio_writes_per_op)),
+            format_three_digits(kind.dma_reads_per_op),
+            format_three_digits(kind.dma_writes_per_op),
+            format_three_digits(kind.to_device_bytes_per_op),
+            format_three_digits(kind.to_host_bytes_per_op),
         ]);
     }
     print_line(rows)?;
@@ -90,21 +90,21 @@ fn show_process(process: &ProcessPrediction) -> Result<()> {
         ["transactions", "count", "lines", "B to NIC", "B to host"],
         &[1, 2, 3, 4],
     );
-    for item in &process.transactions {
+    for item in &process.pcie_transactions_per_op {
         rows.add_row([
             item.purpose.clone(),
-            format_three_digits(item.count),
-            format_three_digits(item.lines),
-            format_three_digits(item.to_device_bytes),
-            format_three_digits(item.to_host_bytes),
+            format_three_digits(item.count_per_op),
+            format_three_digits(item.cache_lines_per_op),
+            format_three_digits(item.to_device_bytes_per_op),
+            format_three_digits(item.to_host_bytes_per_op),
         ]);
     }
     rows.add_row([
         "all".to_owned(),
         String::new(),
         String::new(),
-        format_three_digits(process.to_device_bytes),
-        format_three_digits(process.to_host_bytes),
+        format_three_digits(process.to_device_bytes_per_op),
+        format_three_digits(process.to_host_bytes_per_op),
     ]);
     print_line(rows)?;
     print_line("\nWhat binds on its machine:\n")?;
@@ -114,7 +114,7 @@ fn show_process(process: &ProcessPrediction) -> Result<()> {
     for line in bounds_lines(&process.bounds) {
         print_line(line)?;
     }
-    if process.slower == Role::Responder {
+    if process.slower_role == Role::Responder {
         print_line(format_args!(
             "its peers are slower: {}{} M/s, {}{}",
             at_most_prefix(process),
@@ -145,29 +145,29 @@ pub(super) fn process_heading_lines(process: &ProcessPrediction) -> Vec<String> 
         let s = if count == 1 { "" } else { "s" };
         format!("{count} {word}{s}")
     };
-    if let Some(alike) = &process.alike {
+    if let Some(alike) = &process.group_spread {
         lines.push(describe_group_spread(alike));
     }
-    if process.failed > 0 {
+    if process.failed_completions > 0 {
         lines.push(format!(
             "FAILED: {} of its completions are in error, flushed ones among them; `verbatim run --why` says which check failed. \
              What follows counts failed operations as if the NIC had carried them out.",
-            process.failed
+            process.failed_completions
         ));
     }
     let mut work = format!(
         "{} posted, {} received; {}, {}, {}",
-        process.posted,
-        process.received,
-        plural(process.queue_pairs as u64, "queue pair"),
-        plural(process.threads.into(), "thread"),
-        plural(process.peers.into(), "peer"),
+        process.posted_wrs,
+        process.received_messages,
+        plural(process.queue_pair_count as u64, "queue pair"),
+        plural(process.thread_count.into(), "thread"),
+        plural(process.peer_count.into(), "peer"),
     );
-    if process.in_turn {
+    if process.queue_pairs_post_in_turn {
         work.push_str(&format!(
             " (in turn: {}, {} posting at a time)",
-            plural(process.concurrent_queue_pairs.into(), "queue pair"),
-            plural(process.concurrent_threads.into(), "thread"),
+            plural(process.max_concurrent_queue_pairs.into(), "queue pair"),
+            plural(process.max_concurrent_threads.into(), "thread"),
         ));
     }
     if let Some(rate) = process.observed_mops {
@@ -184,7 +184,7 @@ pub(super) fn process_heading_lines(process: &ProcessPrediction) -> Vec<String> 
     } else {
         format!(
             "{:.0} % of its polls found nothing; the others {} completions on average",
-            100.0 * process.empty_polls,
+            100.0 * process.empty_poll_share,
             format_three_digits(process.completions_a_poll)
         )
     });
@@ -202,8 +202,8 @@ fn describe_group_spread(alike: &GroupSpread) -> String {
     let mut words = format!(
         "one of {} processes that do the same; of them all, median (min..max): {} posted, {} received",
         alike.processes,
-        count(&alike.posted),
-        count(&alike.received)
+        count(&alike.posted_wrs),
+        count(&alike.received_messages)
     );
     if let Some(observed) = &alike.observed_mops {
         words.push_str(&format!(", {} where they ran", rate(observed)));
@@ -238,7 +238,7 @@ fn show_advice(process: &ProcessPrediction) -> Result<()> {
 /// Returns "at most " if resources without a number in the profile may lower the rate, else an
 /// empty text.
 pub(super) fn at_most_prefix(process: &ProcessPrediction) -> &'static str {
-    if process.unknown.is_empty() {
+    if process.unknown_resources.is_empty() {
         ""
     } else {
         "at most "
@@ -251,11 +251,11 @@ pub(super) fn no_gain_reason(process: &ProcessPrediction, verdict: AdviceVerdict
         "after the steps above it brings nothing beyond the noise of the model"
     } else if verdict == AdviceVerdict::GainWithinNoise {
         "within the noise of the model"
-    } else if process.waits_for_each && process.bottleneck != Resource::RoundTrips {
+    } else if process.waits_for_each_operation && process.bottleneck != Resource::RoundTrips {
         "it may shorten a round trip; the model has no rate for it"
     } else if verdict == AdviceVerdict::NoModelledRate {
         "worth a try; the model has no rate for it"
-    } else if process.unknown.is_empty() && process.bounds.unknown_resources.is_empty() {
+    } else if process.unknown_resources.is_empty() && process.bounds.unknown_resources.is_empty() {
         "brings nothing yet, since something else binds"
     } else {
         "brings nothing as far as this NIC is known: what is unknown of it may bind"

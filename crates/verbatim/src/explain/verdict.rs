@@ -46,7 +46,10 @@ impl ProcessPrediction {
                 }
             }
             Some(gain) if gain.exceeds_rounding() => AdviceVerdict::GainWithinNoise,
-            Some(_) if !self.unknown.is_empty() || !self.bounds.unknown_resources.is_empty() => {
+            Some(_)
+                if !self.unknown_resources.is_empty()
+                    || !self.bounds.unknown_resources.is_empty() =>
+            {
                 AdviceVerdict::NoGainYet
             }
             Some(_) => match advice.gain_after_others {
@@ -97,14 +100,14 @@ impl ProcessPrediction {
             .iter()
             .find(|bound| bound.resource == Resource::RoundTrips);
         let Some(round_trips) = known else {
-            return self.waits_for_each.then(|| {
+            return self.waits_for_each_operation.then(|| {
                 "It waits for each operation before it posts the next on a queue pair: round trips bound its rate, and \
                  none of the resources does. With many operations outstanding these would allow:"
                     .to_owned()
             });
         };
-        let outstanding = self.outstanding?;
-        if self.bottleneck != Resource::RoundTrips || self.slower != Role::Requester {
+        let outstanding = self.max_outstanding_ops?;
+        if self.bottleneck != Resource::RoundTrips || self.slower_role != Role::Requester {
             return None;
         }
         let mut words = format!(

@@ -37,7 +37,8 @@ Examples:
 #[derive(Serialize)]
 struct GrpcCheckResult {
     transport: &'static str,
-    passed: Vec<&'static str>,
+    #[serde(rename = "passed")]
+    passed_cases: Vec<&'static str>,
     failure: Option<String>,
 }
 
@@ -48,20 +49,20 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     } else {
         (RdmaPolicy::RdmaOnly, "RDMA")
     };
-    let config = crate::streams::config(&args.nic, &args.port, policy)?;
-    let cases = crate::streams::runtime()?.block_on(async {
-        let channel = crate::streams::connect(args.server, config).await?;
+    let config = crate::streams::stream_config(&args.nic, &args.port, policy)?;
+    let cases = crate::streams::new_tokio_runtime()?.block_on(async {
+        let channel = crate::streams::connect_grpc_channel(args.server, config).await?;
         Ok::<_, anyhow::Error>(grpc_interop::cases::run(channel).await)
     })?;
     let checked = match cases {
         Ok(passed) => GrpcCheckResult {
             transport,
-            passed,
+            passed_cases: passed,
             failure: None,
         },
         Err(failure) => GrpcCheckResult {
             transport,
-            passed: Vec::new(),
+            passed_cases: Vec::new(),
             failure: Some(failure.to_string()),
         },
     };
@@ -70,7 +71,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     } else if let Some(failure) = &checked.failure {
         return Err(anyhow!("over {transport}: {failure}"));
     } else {
-        let (count, names) = (checked.passed.len(), checked.passed.join(", "));
+        let (count, names) = (checked.passed_cases.len(), checked.passed_cases.join(", "));
         print_line(format_args!("over {transport} {count} cases pass: {names}"))?;
     }
     Ok(if checked.failure.is_none() {

@@ -26,13 +26,13 @@ use crate::side_by_side::{assign_cores, run_interleaved, spread};
 #[group(skip)]
 pub(super) struct Args {
     /// Calls that are outstanding on the connection (may be given several times) [default: 1 and 64]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of calls", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of calls", 1..=4096usize))]
     outstanding: Vec<usize>,
     /// Bytes of payload in each request and each response
     #[arg(long, value_name = "BYTES", default_value = "32", value_parser = crate::streams::payload_size_parser())]
     payload: usize,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement runs
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::parse_duration_from_10ms)]
@@ -55,14 +55,16 @@ struct TransportFigures {
     /// CPU time of both processes per call, in nanoseconds.
     cpu_ns_per_call: f64,
     /// The number of responses; all of them were checked.
-    verified: u64,
+    #[serde(rename = "verified")]
+    verified_responses: u64,
 }
 
 /// The results of one row in one round.
 #[derive(Debug, Serialize)]
 struct Round {
     round: u32,
-    outstanding: usize,
+    #[serde(rename = "outstanding")]
+    outstanding_calls: usize,
     tcp: TransportFigures,
     rdma: TransportFigures,
 }
@@ -79,14 +81,18 @@ struct TransportMedians {
 /// A row of the table.
 #[derive(Debug, Serialize)]
 struct Row {
-    kind: &'static str,
-    outstanding: usize,
+    #[serde(rename = "kind")]
+    nic_kind: &'static str,
+    #[serde(rename = "outstanding")]
+    outstanding_calls: usize,
     payload_bytes: usize,
     tcp: TransportMedians,
     rdma: TransportMedians,
     /// The rate over RDMA divided by the rate over TCP in the same round.
-    ratio: MedianAndSpread,
-    verified: u64,
+    #[serde(rename = "ratio")]
+    rdma_to_tcp_rate_ratio: MedianAndSpread,
+    #[serde(rename = "verified")]
+    verified_responses: u64,
     /// The time in nanoseconds that a cache line takes from one core to the other.
     bounce_ns: Option<f64>,
 }
@@ -94,7 +100,7 @@ struct Row {
 /// A line that the server prints.
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line {
+enum ServerOutputLine {
     Listening(ListeningLine),
 }
 
@@ -114,12 +120,13 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
-    let (server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
-    let Line::Listening(ListeningLine { address }) = said.next_line_or_error()?;
+    let (server, mut said) =
+        start_on_cores::<ServerOutputLine>(command, &placement.server, "server")?;
+    let ServerOutputLine::Listening(ListeningLine { address }) = said.next_line_or_error()?;
     if let [core] = placement.clients[0][..] {
         pin_thread_to_core(core)?;
     }
-    let runtime = crate::streams::runtime()?;
+    let runtime = crate::streams::new_tokio_runtime()?;
     let setup = RunningComparison {
         tcp_and_rdma_channels: runtime.block_on(connect_tcp_and_rdma(args, address))?,
         args,
@@ -136,7 +143,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     })?;
     let measured = outstanding
         .iter()
-        .filter(|outstanding| rounds.iter().any(|r| r.outstanding == **outstanding));
+        .filter(|outstanding| rounds.iter().any(|r| r.outstanding_calls == **outstanding));
     let rows = measured.map(|&outstanding| row(args, outstanding, bounce_ns, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
@@ -149,10 +156,10 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 async fn connect_tcp_and_rdma(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
-    let config = |policy| crate::streams::config(&args.nic, &args.port, policy);
+    let config = |policy| crate::streams::stream_config(&args.nic, &args.port, policy);
     Ok([
-        crate::streams::connect(address, config(RdmaPolicy::TcpOnly)?).await?,
-        crate::streams::connect(address, config(RdmaPolicy::RdmaOnly)?).await?,
+        crate::streams::connect_grpc_channel(address, config(RdmaPolicy::TcpOnly)?).await?,
+        crate::streams::connect_grpc_channel(address, config(RdmaPolicy::RdmaOnly)?).await?,
     ])
 }
 
@@ -169,7 +176,7 @@ impl RunningComparison<'_> {
         }
         Ok(Round {
             round,
-            outstanding,
+            outstanding_calls: outstanding,
             tcp,
             rdma,
         })
@@ -202,7 +209,7 @@ impl RunningComparison<'_> {
             ns_p50,
             ns_p99,
             cpu_ns_per_call,
-            verified,
+            verified_responses: verified,
         })
     }
 }
@@ -210,7 +217,7 @@ impl RunningComparison<'_> {
 fn row(args: &Args, outstanding: usize, bounce_ns: Option<f64>, rounds: &[Round]) -> Result<Row> {
     let of: Vec<&Round> = rounds
         .iter()
-        .filter(|r| r.outstanding == outstanding)
+        .filter(|r| r.outstanding_calls == outstanding)
         .collect();
     let side = |pick: fn(&Round) -> TransportFigures| -> Result<TransportMedians> {
         let median = |value: fn(TransportFigures) -> f64| {
@@ -225,13 +232,16 @@ fn row(args: &Args, outstanding: usize, bounce_ns: Option<f64>, rounds: &[Round]
         })
     };
     Ok(Row {
-        kind: args.nic.provider.nic_description(),
-        outstanding,
+        nic_kind: args.nic.provider.nic_description(),
+        outstanding_calls: outstanding,
         payload_bytes: args.payload,
         tcp: side(|r| r.tcp)?,
         rdma: side(|r| r.rdma)?,
-        ratio: spread(of.iter().map(|r| r.rdma.calls_per_s / r.tcp.calls_per_s))?,
-        verified: of.iter().map(|r| r.tcp.verified + r.rdma.verified).sum(),
+        rdma_to_tcp_rate_ratio: spread(of.iter().map(|r| r.rdma.calls_per_s / r.tcp.calls_per_s))?,
+        verified_responses: of
+            .iter()
+            .map(|r| r.tcp.verified_responses + r.rdma.verified_responses)
+            .sum(),
         bounce_ns,
     })
 }
@@ -251,7 +261,7 @@ fn table(rows: &[Row]) -> String {
         &[0, 1, 2, 3, 4, 5, 6, 7],
     );
     for row in rows {
-        let ratio = row.ratio;
+        let ratio = row.rdma_to_tcp_rate_ratio;
         let latency = |side: &TransportMedians| {
             format!(
                 "{}, {}",
@@ -260,7 +270,7 @@ fn table(rows: &[Row]) -> String {
             )
         };
         table.add_row([
-            row.outstanding.to_string(),
+            row.outstanding_calls.to_string(),
             format_three_digits(row.tcp.calls_per_s.median),
             format_three_digits(row.rdma.calls_per_s.median),
             format!(
@@ -280,6 +290,6 @@ fn table(rows: &[Row]) -> String {
         Some(ns) => format!("cores {} apart", format_time_ns(ns)),
         None => "one core".to_owned(),
     };
-    let verified: u64 = rows.iter().map(|row| row.verified).sum();
+    let verified: u64 = rows.iter().map(|row| row.verified_responses).sum();
     format!("{table}\n{verified} responses, each checked; {cores}")
 }

@@ -55,9 +55,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     } else {
         RdmaPolicy::FallBack
     };
-    let config = crate::streams::config(&args.nic, &args.port, policy)?;
+    let config = crate::streams::stream_config(&args.nic, &args.port, policy)?;
     let stop = stop_request_channel(args.until_eof)?;
-    let runtime = crate::streams::runtime()?;
+    let runtime = crate::streams::new_tokio_runtime()?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         // The server ends at a message, or when the sending side of the channel is dropped.

@@ -23,19 +23,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     /// Client processes, at most 64 [default: 1]; on a simulated NIC clients, at most 1024 [default: 128]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of clients", 1..=1024usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of clients", 1..=1024usize))]
     pub(super) clients: Option<usize>,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of workers", 1..=64usize))]
     pub(super) workers: usize,
     /// Requests that a worker answers with one doorbell, at most
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a batch", 1..=64usize))]
     pub(super) batch: usize,
     /// UD queue pairs of a worker that batches rotate over
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of queue pairs", 1..=64usize))]
     pub(super) queues: usize,
     #[command(flatten)]
     pub(super) records: RecordArgs,
@@ -99,14 +99,14 @@ pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes; several
     /// are compared. Clients
     /// and windows are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "workers", "batch", "queues", "keys", "key_size", "postlist"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["nic_file", "rounds", "workers", "batch", "queues", "keys", "key_size", "postlist"])]
     pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "workers", "batch", "queues", "keys", "key_size", "postlist"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["rounds", "workers", "batch", "queues", "keys", "key_size", "postlist"])]
     pub(super) nic_file: Option<PathBuf>,
     /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
     /// profile]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of cores", 1..=64usize))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_parser_in_range("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,
     /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients of herd are stop-and-go and
     /// post each request alone, and a worker takes one request of each client in a pass and has a doorbell for each port.

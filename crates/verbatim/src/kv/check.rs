@@ -8,7 +8,7 @@ use kv::history::{RecordingParameters, run_recording_client};
 use kv::{ClientConfig, Design, PipelinedClient};
 use serde::Serialize;
 
-use super::lines::ServeOrLoadLine;
+use super::json_lines::ServeOrLoadLine;
 use super::serve::{DEFAULT_SINGLE_READ_GET_BYTES, RecordArgs};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
@@ -22,13 +22,13 @@ use crate::nic::OpenNic;
 #[derive(clap::Args, Clone, Debug)]
 struct RequestArgs {
     /// Keys: few, so that clients meet
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a count of keys", 1..=1000u64))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_parser_in_range("a count of keys", 1..=1000u64))]
     keys: u64,
     /// Bytes of a value
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_in_range("a length of values", 16..=65_535usize))]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_parser_in_range("a length of values", 16..=65_535usize))]
     value_size: usize,
     /// Requests that a client has outstanding
-    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_in_range("a window", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::integer_parser_in_range("a window", 1..=64usize))]
     window: usize,
 }
 
@@ -105,7 +105,11 @@ impl CheckedSystem for DesignUnderTest<'_> {
             .args(["--design", self.design.name(), "--store"])
             .args(["--keys", "10000", "--workers", &workers.to_string()])
             .args(["--value-size", &ask.value_size.to_string()])
-            .args(self.args.records.flags(self.variant.read_size));
+            .args(
+                self.args
+                    .records
+                    .to_command_line_flags(self.variant.read_size),
+            );
         Ok(command)
     }
 

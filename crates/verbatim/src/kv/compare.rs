@@ -15,8 +15,8 @@ use serde::Serialize;
 use verbs::Capabilities;
 
 use super::arguments::Args;
-use super::lines::ServeOrLoadLine;
-use super::peers::{self, ComparisonServer};
+use super::comparison_servers::{self, ComparisonServer};
+use super::json_lines::ServeOrLoadLine;
 use super::serve::DEFAULT_SINGLE_READ_GET_BYTES;
 use crate::CommandOutcome;
 use crate::args;
@@ -91,15 +91,19 @@ struct Round {
     latency_ns_p50: f64,
     latency_ns_p99: Option<f64>,
     /// Median latency in nanoseconds with a window of one.
-    alone_ns_p50: f64,
+    #[serde(rename = "alone_ns_p50")]
+    one_outstanding_ns_p50: f64,
     operations: u64,
     answers_per_doorbell: Option<f64>,
     misses: u64,
-    lost: u64,
+    #[serde(rename = "lost")]
+    lost_requests: u64,
     /// Number of verified values; `wrong` is the number of wrong values and of versions that
     /// decreased.
-    verified: Option<u64>,
-    wrong: u64,
+    #[serde(rename = "verified")]
+    verified_values: Option<u64>,
+    #[serde(rename = "wrong")]
+    wrong_values: u64,
 }
 
 /// A row of the table: one contender with one setting.
@@ -107,20 +111,26 @@ struct Round {
 struct Row {
     name: String,
     summary: &'static str,
-    kind: &'static str,
+    #[serde(rename = "kind")]
+    nic_kind: &'static str,
     rate_per_s: MedianAndSpread,
     /// The rate divided by Redis's in the same round.
-    ratio_to_redis: Option<MedianAndSpread>,
+    #[serde(rename = "ratio_to_redis")]
+    rate_ratio_to_redis: Option<MedianAndSpread>,
     latency_ns_p50: f64,
     latency_ns_p99: Option<f64>,
-    alone_ns_p50: f64,
+    #[serde(rename = "alone_ns_p50")]
+    one_outstanding_ns_p50: f64,
     /// The latency with a window of one, divided by Redis's in the same round.
-    alone_ratio_to_redis: Option<f64>,
+    #[serde(rename = "alone_ratio_to_redis")]
+    one_outstanding_latency_ratio_to_redis: Option<f64>,
     answers_per_doorbell: Option<f64>,
     misses: u64,
-    lost: u64,
+    #[serde(rename = "lost")]
+    lost_requests: u64,
     /// True if no wrong value was found. For a peer, only the checks of the peer's own tool count.
-    verified: bool,
+    #[serde(rename = "verified")]
+    all_verified: bool,
 }
 
 /// Runs `verbatim kv` without a subcommand.
@@ -159,7 +169,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             show_setup(setting, kind, device, MedianAndSpread::of(&bounces))?;
             print_rows(&rows)?;
         }
-        verified &= rows.iter().all(|row| row.verified);
+        verified &= rows.iter().all(|row| row.all_verified);
         let at = value.unwrap_or(args.workers);
         points.extend(rows.iter().map(|row| design_result(at, row)));
     }
@@ -174,7 +184,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         }
     }
     let chart = sweeps::chart("Key-value stores", caption, &args.sweep, &points);
-    args.picture.write(&chart)?;
+    args.picture.write_requested_files(&chart)?;
     Ok(outcome_of_comparison(verified))
 }
 
@@ -219,7 +229,7 @@ fn design_result(at: usize, row: &Row) -> DesignResult {
         rate_per_s: row.rate_per_s,
         latency_ns_p50: Some(row.latency_ns_p50),
         latency_ns_p99: row.latency_ns_p99,
-        verified: row.verified,
+        all_verified: row.all_verified,
     }
 }
 
@@ -331,7 +341,7 @@ fn measure_design(
         let mut command = subcommand_with_nic("kv", "load", &args.nic, &args.port)?;
         command
             .arg(&address)
-            .args(args.workload.flags(window))
+            .args(args.workload.to_command_line_flags(window))
             .args(more)
             .stdin(Stdio::null());
         start_on_cores::<ServeOrLoadLine>(command, cores, "client")
@@ -380,14 +390,14 @@ fn round_from_reports(
         rate_per_s: all.iter().map(|r| r.rate).sum(),
         latency_ns_p50: medians.get(medians.len() / 2).copied().unwrap_or(0) as f64,
         latency_ns_p99: all.iter().map(|r| r.latency.p99_ns as f64).reduce(f64::max),
-        alone_ns_p50: alone.latency.p50_ns as f64,
+        one_outstanding_ns_p50: alone.latency.p50_ns as f64,
         operations: sum(|r| r.operations),
         answers_per_doorbell: (stats.doorbells > 0)
             .then(|| stats.answers as f64 / stats.doorbells as f64),
         misses: sum(|r| r.misses),
-        lost: sum(|r| r.lost),
-        verified: Some(sum(|r| r.verified)),
-        wrong: sum(|r| r.wrong_values + r.wrong_versions),
+        lost_requests: sum(|r| r.lost),
+        verified_values: Some(sum(|r| r.verified)),
+        wrong_values: sum(|r| r.wrong_values + r.wrong_versions),
     }
 }
 
@@ -412,7 +422,7 @@ fn start_server(
         .args(["--keys", &args.workload.keys.to_string()])
         .args(["--key-size", &args.workload.key_size.to_string()])
         .args(["--value-size", &args.workload.value_size.to_string()])
-        .args(args.records.flags(read_size))
+        .args(args.records.to_command_line_flags(read_size))
         .args(["--max-window", &args.workload.window().max(64).to_string()])
         .stdin(Stdio::piped());
     start_on_cores(command, cores, "server")
@@ -449,7 +459,7 @@ fn measure_comparison_server(
     round: u32,
 ) -> Result<Round> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
-    let setup = peers::MeasurementSettings {
+    let setup = comparison_servers::MeasurementSettings {
         server_core: core(&placement.server)?,
         client_core: core(&placement.clients[0])?,
         key_count: args.workload.keys,
@@ -457,13 +467,13 @@ fn measure_comparison_server(
         window: args.workload.window(),
         duration: args.duration(),
     };
-    let all = peers::fill_and_measure_gets(peer, &setup)?;
-    let one = peers::MeasurementSettings {
+    let all = comparison_servers::fill_and_measure_gets(peer, &setup)?;
+    let one = comparison_servers::MeasurementSettings {
         window: 1,
         duration: (args.duration() / 4).max(Duration::from_millis(20)),
         ..setup
     };
-    let alone = peers::fill_and_measure_gets(peer, &one)?;
+    let alone = comparison_servers::fill_and_measure_gets(peer, &one)?;
     Ok(Round {
         round,
         name: String::new(),
@@ -471,13 +481,13 @@ fn measure_comparison_server(
         rate_per_s: all.rate_per_s,
         latency_ns_p50: all.latency_ns_p50,
         latency_ns_p99: None,
-        alone_ns_p50: alone.latency_ns_p50,
+        one_outstanding_ns_p50: alone.latency_ns_p50,
         operations: all.operations + alone.operations,
         answers_per_doorbell: None,
         misses: 0,
-        lost: 0,
-        verified: None,
-        wrong: 0,
+        lost_requests: 0,
+        verified_values: None,
+        wrong_values: 0,
     })
 }
 
@@ -500,20 +510,21 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     };
     Ok(Row {
         rate_per_s: spread(own.iter().map(|r| r.rate_per_s))?,
-        ratio_to_redis: to_redis(|r| r.rate_per_s),
+        rate_ratio_to_redis: to_redis(|r| r.rate_per_s),
         latency_ns_p50: median(own.iter().map(|r| r.latency_ns_p50).collect())?,
         latency_ns_p99: some(|r| r.latency_ns_p99),
-        alone_ns_p50: median(own.iter().map(|r| r.alone_ns_p50).collect())?,
-        alone_ratio_to_redis: to_redis(|r| r.alone_ns_p50).map(|s| s.median),
+        one_outstanding_ns_p50: median(own.iter().map(|r| r.one_outstanding_ns_p50).collect())?,
+        one_outstanding_latency_ratio_to_redis: to_redis(|r| r.one_outstanding_ns_p50)
+            .map(|s| s.median),
         answers_per_doorbell: some(|r| r.answers_per_doorbell),
         misses: own.iter().map(|r| r.misses).sum(),
-        lost: own.iter().map(|r| r.lost).sum(),
-        verified: own
+        lost_requests: own.iter().map(|r| r.lost_requests).sum(),
+        all_verified: own
             .iter()
             // PUTs alone return no values, but versions.
-            .all(|r| r.wrong == 0 && r.misses == 0 && r.operations > 0),
+            .all(|r| r.wrong_values == 0 && r.misses == 0 && r.operations > 0),
         summary: contender.summary(),
-        kind: match contender {
+        nic_kind: match contender {
             Contender::Store { .. } => kind,
             Contender::ComparisonServer(_) => "peer",
         },
@@ -574,19 +585,19 @@ fn print_rows(rows: &[Row]) -> Result<()> {
         table.add_row([
             row.name.clone(),
             format_rate_mops(row.rate_per_s),
-            format_or_empty(row.ratio_to_redis, |r| {
+            format_or_empty(row.rate_ratio_to_redis, |r| {
                 format!("{} x", format_three_digits(r.median))
             }),
             format_time_ns(row.latency_ns_p50),
             format_or_empty(row.latency_ns_p99, format_time_ns),
-            format_time_ns(row.alone_ns_p50),
-            format_or_empty(row.alone_ratio_to_redis, |r| {
+            format_time_ns(row.one_outstanding_ns_p50),
+            format_or_empty(row.one_outstanding_latency_ratio_to_redis, |r| {
                 format!("{} x", format_three_digits(r))
             }),
             format_or_empty(row.answers_per_doorbell, format_three_digits),
-            match row.kind {
+            match row.nic_kind {
                 "peer" => "counted",
-                _ => yes_or_no(row.verified),
+                _ => yes_or_no(row.all_verified),
             }
             .to_owned(),
         ]);
@@ -599,10 +610,13 @@ fn print_rows(rows: &[Row]) -> Result<()> {
     for row in rows {
         print_line(format_args!("{:<18} {}", row.name, row.summary))?;
     }
-    for row in rows.iter().filter(|row| row.lost > 0 || row.misses > 0) {
+    for row in rows
+        .iter()
+        .filter(|row| row.lost_requests > 0 || row.misses > 0)
+    {
         eprintln!(
             "note: {}: {} lost, {} missing",
-            row.name, row.lost, row.misses
+            row.name, row.lost_requests, row.misses
         );
     }
     Ok(())

@@ -4,9 +4,9 @@ mod arguments;
 mod check;
 mod cli;
 mod compare;
-mod hand;
-mod lines;
-mod peers;
+mod comparison_servers;
+mod json_lines;
+mod manual_requests;
 mod resp;
 mod serve;
 mod simulated;
@@ -62,9 +62,9 @@ enum KvSubcommand {
     /// Ask a server for many keys, check what comes, and report how fast it came
     Load(workload::Args),
     /// Print the values of keys
-    Get(hand::GetArgs),
+    Get(manual_requests::GetArgs),
     /// Set the value of a key
-    Put(hand::PutArgs),
+    Put(manual_requests::PutArgs),
     /// Send one command of the Redis protocol, over sockets or RDMA, and print the answer
     Cli(cli::Args),
     /// Compare the Redis-protocol front with Redis, by redis-benchmark, or over TCP and RDMA (--rdma)
@@ -84,8 +84,8 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     match args.part {
         Some(KvSubcommand::Serve(args)) => serve::run(args),
         Some(KvSubcommand::Load(args)) => workload::run(args),
-        Some(KvSubcommand::Get(args)) => hand::get(&args),
-        Some(KvSubcommand::Put(args)) => hand::put(&args),
+        Some(KvSubcommand::Get(args)) => manual_requests::get(&args),
+        Some(KvSubcommand::Put(args)) => manual_requests::put(&args),
         Some(KvSubcommand::Cli(args)) => cli::run(&args),
         Some(KvSubcommand::Resp(args)) if args.compares_tcp_and_rdma() => valkey::run(&args),
         Some(KvSubcommand::Resp(args)) => resp::run(&args),

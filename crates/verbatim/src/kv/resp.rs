@@ -13,7 +13,7 @@ use bench::core_pinning::allowed_cores;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-use super::peers::{
+use super::comparison_servers::{
     ComparisonServer, ComparisonServerResult, REDIS_DEFAULT_CONNECTIONS, RedisBenchmark,
     RunningComparisonServer,
 };
@@ -28,22 +28,22 @@ use crate::steps::{CommandSteps, is_interrupted};
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Commands that a connection has outstanding (may be given several times) [default: 64 and 1; with --rdma 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a pipeline", 1..=1024usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a pipeline", 1..=1024usize))]
     pub(super) pipeline: Vec<usize>,
     /// Connections; with --rdma it may be given several times [default: 50; with --rdma 1, 4, 16 and 64]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of connections", 1..=1000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of connections", 1..=1000usize))]
     pub(super) connections: Vec<usize>,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     /// How long each measurement runs, about
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::parse_duration_from_10ms)]
     pub(super) duration: Duration,
     /// Keys
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = args::integer_in_range("a count of keys", 1..=1_000_000u64))]
+    #[arg(long, value_name = "N", default_value = "100000", value_parser = args::integer_parser_in_range("a count of keys", 1..=1_000_000u64))]
     pub(super) keys: u64,
     /// Bytes of a value
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_in_range("a length of values", 1..=65_535usize))]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_parser_in_range("a length of values", 1..=65_535usize))]
     pub(super) value_size: usize,
     /// Print one JSON object per line: round, row
     #[arg(long)]
@@ -60,7 +60,7 @@ pub(crate) struct RdmaArgs {
     #[arg(long)]
     rdma: bool,
     /// Threads of clients, which share the connections (may be given several times) [default: 1, 2 and 4]
-    #[arg(long, value_name = "N", requires = "rdma", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", requires = "rdma", value_parser = args::integer_parser_in_range("a count of threads", 1..=64usize))]
     pub(super) threads: Vec<usize>,
     /// Draw the rates of GETs over the connections, by one thread, into this file
     #[arg(long, value_name = "FILE", requires = "rdma")]
@@ -95,12 +95,16 @@ const COMPARED_SERVERS: [ComparisonServer; 2] =
 struct Round {
     round: u32,
     test: &'static str,
-    pipeline: usize,
+    #[serde(rename = "pipeline")]
+    pipeline_depth: usize,
     /// Commands per second of the front end. The next fields are its median latency, and the same numbers of
     /// Redis.
-    front_per_s: f64,
-    front_ns_p50: f64,
-    redis_per_s: f64,
+    #[serde(rename = "front_per_s")]
+    front_end_commands_per_s: f64,
+    #[serde(rename = "front_ns_p50")]
+    front_end_ns_p50: f64,
+    #[serde(rename = "redis_per_s")]
+    redis_commands_per_s: f64,
     redis_ns_p50: f64,
 }
 
@@ -108,12 +112,17 @@ struct Round {
 #[derive(Debug, Serialize)]
 struct Row {
     test: &'static str,
-    pipeline: usize,
-    front_per_s: MedianAndSpread,
-    redis_per_s: MedianAndSpread,
+    #[serde(rename = "pipeline")]
+    pipeline_depth: usize,
+    #[serde(rename = "front_per_s")]
+    front_end_commands_per_s: MedianAndSpread,
+    #[serde(rename = "redis_per_s")]
+    redis_commands_per_s: MedianAndSpread,
     /// The front end's rate divided by Redis's in the same round.
-    ratio: MedianAndSpread,
-    front_ns_p50: f64,
+    #[serde(rename = "ratio")]
+    front_end_to_redis_rate_ratio: MedianAndSpread,
+    #[serde(rename = "front_ns_p50")]
+    front_end_ns_p50: f64,
     redis_ns_p50: f64,
 }
 
@@ -181,10 +190,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
                 let done = Round {
                     round,
                     test,
-                    pipeline,
-                    front_per_s: front.rate_per_s,
-                    front_ns_p50: front.latency_ns_p50,
-                    redis_per_s: redis.rate_per_s,
+                    pipeline_depth: pipeline,
+                    front_end_commands_per_s: front.rate_per_s,
+                    front_end_ns_p50: front.latency_ns_p50,
+                    redis_commands_per_s: redis.rate_per_s,
                     redis_ns_p50: redis.latency_ns_p50,
                 };
                 if args.json {
@@ -207,7 +216,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut rows = Vec::new();
     for &pipeline in &pipelines {
         for test in BENCHMARK_COMMANDS {
-            let is_of = |r: &Round| (r.test, r.pipeline) == (test, pipeline);
+            let is_of = |r: &Round| (r.test, r.pipeline_depth) == (test, pipeline);
             if rounds.iter().any(is_of) {
                 rows.push(summarize_rounds(test, pipeline, &rounds)?);
             }
@@ -231,16 +240,18 @@ fn summarize_rounds(test: &'static str, pipeline: usize, rounds: &[Round]) -> Re
     let own = |figure: fn(&Round) -> f64| -> Result<MedianAndSpread> {
         let rounds = rounds
             .iter()
-            .filter(|r| r.test == test && r.pipeline == pipeline);
+            .filter(|r| r.test == test && r.pipeline_depth == pipeline);
         MedianAndSpread::of(&rounds.map(figure).collect::<Vec<_>>()).context("nothing was measured")
     };
     Ok(Row {
         test,
-        pipeline,
-        front_per_s: own(|r| r.front_per_s)?,
-        redis_per_s: own(|r| r.redis_per_s)?,
-        ratio: own(|r| r.front_per_s / r.redis_per_s)?,
-        front_ns_p50: own(|r| r.front_ns_p50)?.median,
+        pipeline_depth: pipeline,
+        front_end_commands_per_s: own(|r| r.front_end_commands_per_s)?,
+        redis_commands_per_s: own(|r| r.redis_commands_per_s)?,
+        front_end_to_redis_rate_ratio: own(|r| {
+            r.front_end_commands_per_s / r.redis_commands_per_s
+        })?,
+        front_end_ns_p50: own(|r| r.front_end_ns_p50)?.median,
         redis_ns_p50: own(|r| r.redis_ns_p50)?.median,
     })
 }
@@ -318,15 +329,19 @@ fn print_rows(
             let [median, min, max] = [s.median, s.min, s.max].map(|r| format_three_digits(r / 1e6));
             format!("{median} M/s ({min}..{max})")
         };
-        let [ratio, min, max] =
-            [row.ratio.median, row.ratio.min, row.ratio.max].map(format_three_digits);
+        let [ratio, min, max] = [
+            row.front_end_to_redis_rate_ratio.median,
+            row.front_end_to_redis_rate_ratio.min,
+            row.front_end_to_redis_rate_ratio.max,
+        ]
+        .map(format_three_digits);
         table.add_row([
             row.test.to_uppercase(),
-            row.pipeline.to_string(),
-            rate(&row.front_per_s),
-            rate(&row.redis_per_s),
+            row.pipeline_depth.to_string(),
+            rate(&row.front_end_commands_per_s),
+            rate(&row.redis_commands_per_s),
             format!("{ratio} x ({min}..{max})"),
-            format_time_ns(row.front_ns_p50),
+            format_time_ns(row.front_end_ns_p50),
             format_time_ns(row.redis_ns_p50),
         ]);
     }

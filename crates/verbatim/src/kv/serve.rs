@@ -9,7 +9,7 @@ use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
 use kv_resp::{FrontEnd, FrontEndStats, ListenAddress, Listener, RdmaListener};
 use resp_rdma::Connector;
 
-use super::lines::ServeOrLoadLine;
+use super::json_lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -34,37 +34,37 @@ pub(crate) struct Args {
     #[arg(long, requires = "resp")]
     rdma: bool,
     /// Bytes of a connection's receive buffer, such as 1M
-    #[arg(long, value_name = "BYTES", default_value = "256K", requires = "rdma", value_parser = args::byte_count_up_to(16 << 20))]
+    #[arg(long, value_name = "BYTES", default_value = "256K", requires = "rdma", value_parser = args::byte_count_parser_up_to(16 << 20))]
     rdma_buffer: usize,
     /// Keep every item, and refuse new ones when there is no room, instead of dropping the oldest
     #[arg(long)]
     store: bool,
     /// Items that there is room for
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 1..=1usize << 32))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_parser_in_range("a count of keys", 1..=1usize << 32))]
     keys: usize,
     /// Bytes of a key, about; of a record's key at most (atomics, and reads with --read-size)
-    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::integer_in_range("a length of keys", 0..=255usize))]
+    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::integer_parser_in_range("a length of keys", 0..=255usize))]
     key_size: usize,
     /// Bytes of a value, about: longer ones work too, slower; of a record's value at most
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::byte_count_up_to(65_535))]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::byte_count_parser_up_to(65_535))]
     value_size: usize,
     /// Memory for keys and values, such as 512M [default: enough for the keys]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(1 << 42))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(1 << 42))]
     memory: Option<usize>,
     /// Worker threads, each with a partition of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// Requests answered with one doorbell, at most; with 1 nothing is prefetched either
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a batch", 1..=64usize))]
     batch: usize,
     /// UD queue pairs of a worker that batches rotate over
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of queue pairs", 1..=64usize))]
     queues: usize,
     /// Clients at the same time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a count of clients", 1..=1024usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a count of clients", 1..=1024usize))]
     max_clients: usize,
     /// Requests that a client may have outstanding
-    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_in_range("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     max_window: usize,
     #[command(flatten)]
     records: RecordArgs,
@@ -89,13 +89,13 @@ pub(super) const DEFAULT_SINGLE_READ_GET_BYTES: usize = 512;
 pub(crate) struct RecordArgs {
     /// reads: with 0 a GET is two READs (index bucket, item), otherwise one READ of so many bytes, a neighbourhood of
     /// records with keys and values inline. atomics: what a client READs to find a record [default: reads 0, atomics 512]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(1 << 16))]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(1 << 16))]
     pub(super) read_size: Option<usize>,
     /// atomics: where locks are: spread (in an array), or record (in each record, at the same offset)
     #[arg(long, value_name = "WHERE", default_value_t = LockPlacement::Spread)]
     pub(super) locks: LockPlacement,
     /// atomics: records begin at multiples of this; with 4096 and --locks record all locks have the same lower 12 bits
-    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = args::integer_in_range("an alignment", 8..=4096usize))]
+    #[arg(long, value_name = "BYTES", default_value = "64", value_parser = args::integer_parser_in_range("an alignment", 8..=4096usize))]
     pub(super) record_align: usize,
     /// atomics: how long a client may have a lock while others wait for it
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::parse_duration_from_10ms)]
@@ -104,7 +104,7 @@ pub(crate) struct RecordArgs {
 
 impl RecordArgs {
     /// Returns the same arguments as flags for a server process.
-    pub(super) fn flags(&self, read_size: usize) -> [String; 4] {
+    pub(super) fn to_command_line_flags(&self, read_size: usize) -> [String; 4] {
         [
             format!("--read-size={read_size}"),
             format!("--locks={}", self.locks),

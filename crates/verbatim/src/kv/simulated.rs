@@ -24,19 +24,23 @@ use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
 #[derive(Serialize)]
 struct Row {
     nic: String,
-    kind: &'static str,
+    #[serde(rename = "kind")]
+    nic_kind: &'static str,
     #[serde(flatten)]
     setup: KvParameters,
     #[serde(flatten)]
     outcome: Simulated,
-    published: Option<&'static PublishedNumber>,
+    #[serde(rename = "published")]
+    published_number: Option<&'static PublishedNumber>,
     /// The simulated rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
     /// `atomics`: the rate divided by the rate with GETs only.
-    to_gets: Option<f64>,
+    #[serde(rename = "to_gets")]
+    rate_ratio_to_gets_only: Option<f64>,
     /// The value of the swept knob.
     #[serde(skip)]
-    at: usize,
+    #[serde(rename = "at")]
+    swept_value: usize,
 }
 
 /// Runs all simulations of `verbatim kv --nic`.
@@ -61,14 +65,14 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let running = |(profile, setup, _): &(&Profile, KvParameters, usize)| {
         format!(
             "{} on {} cores, {}",
-            name(setup),
+            run_name(setup),
             setup.server_cores,
             profile.name
         )
     };
     let rows = simulate(runs, running, |(profile, setup, at), rows: &[Row]| {
         let mut row = Row {
-            at,
+            swept_value: at,
             ..simulate_setup(profile, setup)?
         };
         // Divide by the rate of the same setup with GETs only.
@@ -80,7 +84,8 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
             };
             row.setup.design == Design::Atomics && gets.setup == same && gets.nic == row.nic
         });
-        row.to_gets = gets.map(|gets| row.outcome.rate_mops / gets.outcome.rate_mops);
+        row.rate_ratio_to_gets_only =
+            gets.map(|gets| row.outcome.rate_mops / gets.outcome.rate_mops);
         if args.json {
             print_typed_json("simulated", &row)?;
         }
@@ -89,7 +94,8 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     if !args.json {
         print_rows(args, &profiles, &rows)?;
     }
-    args.picture.write(&chart(args, &profiles, &rows))?;
+    args.picture
+        .write_requested_files(&chart(args, &profiles, &rows))?;
     Ok(outcome_of_comparison(
         rows.iter().all(|row| row.outcome.are_values_right),
     ))
@@ -110,7 +116,7 @@ fn planned_runs<'p>(
         }
         for &design in designs {
             for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob_if_known)? {
-                for setup in setups(profile, design, &args) {
+                for setup in setups_to_simulate(profile, design, &args) {
                     let at = value.unwrap_or(setup.server_cores);
                     runs.push((profile, setup, at));
                 }
@@ -129,7 +135,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let series = series(
         rows,
         &[
-            &|row| Some(name(&row.setup)),
+            &|row| Some(run_name(&row.setup)),
             &|row| Some(row.nic.clone()),
             &cores,
             &|row| {
@@ -139,8 +145,8 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
                 ))
             },
         ],
-        |row| Point::from((axis_coordinate(row.at), row.outcome.rate_mops)),
-        |row| row.published.map(|published| published.value),
+        |row| Point::from((axis_coordinate(row.swept_value), row.outcome.rate_mops)),
+        |row| row.published_number.map(|published| published.value),
     );
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     Chart {
@@ -155,7 +161,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
 
 /// Returns the setups of a design. HERD: over cores, with and without batches (Figure 9).
 /// READ-based: both ways to READ. Atomics-based: over the share of PUTs (Figure 10).
-fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
+fn setups_to_simulate(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
     let (w, simulation) = (&args.workload, &args.simulation);
     let all = profile.host.cores.value as usize;
     let asked = |paper: KvParameters| KvParameters {
@@ -224,7 +230,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
 }
 
 /// Returns the name of a run.
-fn name(setup: &KvParameters) -> String {
+fn run_name(setup: &KvParameters) -> String {
     match setup.design {
         Design::Herd if setup.max_answers_per_doorbell > 1 => "herd".to_owned(),
         Design::Herd => "herd, no batches".to_owned(),
@@ -238,7 +244,7 @@ fn name(setup: &KvParameters) -> String {
 
 fn simulate_setup(profile: &Profile, setup: KvParameters) -> Result<Row> {
     let outcome = run(profile, &setup)
-        .with_context(|| format!("{} on {} cores", name(&setup), setup.server_cores))?;
+        .with_context(|| format!("{} on {} cores", run_name(&setup), setup.server_cores))?;
     let published = if setup.uses_rdma_bench_loops {
         KvParameters::rdma_bench_setup
     } else {
@@ -262,11 +268,11 @@ fn simulate_setup(profile: &Profile, setup: KvParameters) -> Result<Row> {
         .and_then(published::published_number_by_id);
     Ok(Row {
         nic: profile.name.clone(),
-        kind: "simulated",
+        nic_kind: "simulated",
         relative_error: published.map(|p| outcome.rate_mops / p.value - 1.0),
-        published,
-        to_gets: None,
-        at: setup.server_cores,
+        published_number: published,
+        rate_ratio_to_gets_only: None,
+        swept_value: setup.server_cores,
         outcome,
         setup,
     })
@@ -281,9 +287,9 @@ fn row_label(profiles: &[Profile], args: &Args, row: &Row) -> String {
     };
     let turned = match args.sweep.over {
         None | Some(SweepSetting::Cores) => String::new(),
-        Some(knob) => format!(", {} {}", knob.name(), row.at),
+        Some(knob) => format!(", {} {}", knob.name(), row.swept_value),
     };
-    format!("{}{nic}{turned}", name(&row.setup))
+    format!("{}{nic}{turned}", run_name(&row.setup))
 }
 
 fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
@@ -315,8 +321,10 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             row.setup.server_cores.to_string(),
             format!("{} %", format_three_digits(100.0 * row.setup.put_share)),
             format_three_digits(outcome.rate_mops),
-            format_or_empty(row.to_gets, |r| format!("{:.1} %", 100.0 * r)),
-            format_or_empty(row.published, |p| p.value),
+            format_or_empty(row.rate_ratio_to_gets_only, |r| {
+                format!("{:.1} %", 100.0 * r)
+            }),
+            format_or_empty(row.published_number, |p| p.value),
             format_relative_error(row.relative_error),
             match row.setup.design {
                 Design::Herd => format!("{:.1}", outcome.answers_per_doorbell),

@@ -13,11 +13,11 @@ use bench::core_pinning::{allowed_cores, run_pinned};
 use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
 use kv_resp::ListenAddress;
-use kv_resp::load::{LoadCommand, LoadConnections, LoadParameters, LoadResult};
+use kv_resp::load_generator::{LoadCommand, LoadConnections, LoadParameters, LoadResult};
 use resp_rdma::{Config, Connector};
 use serde::Serialize;
 
-use super::lines::ServeOrLoadLine;
+use super::json_lines::ServeOrLoadLine;
 use super::resp::Args;
 use crate::CommandOutcome;
 use crate::children::{ServerAndClientCores, start_on_cores, subcommand_with_nic};
@@ -25,7 +25,7 @@ use crate::nic::OpenNic;
 use crate::output::{
     self, format_three_digits, format_time_ns, print_line, print_typed_json, write_file,
 };
-use crate::picture::{axis_coordinate, spread_point, svg_with_interrupt_note};
+use crate::picture::{axis_coordinate, chart_point_of_spread, svg_with_interrupt_note};
 use crate::side_by_side::{format_rate_mops, run_interleaved, spread};
 
 /// A setting that is measured over TCP and over RDMA in turn.
@@ -34,7 +34,7 @@ struct LoadSetting {
     command: LoadCommand,
     client_threads: usize,
     connections: usize,
-    pipeline: usize,
+    pipeline_depth: usize,
 }
 
 impl LoadSetting {
@@ -49,11 +49,13 @@ impl LoadSetting {
 /// The results of one transport in one round.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct TransportFigures {
-    per_s: f64,
+    #[serde(rename = "per_s")]
+    commands_per_s: f64,
     ns_p50: f64,
     ns_p99: f64,
     /// The number of answers; all of them were compared with the expected value.
-    verified: u64,
+    #[serde(rename = "verified")]
+    verified_answers: u64,
 }
 
 /// The results of one row in one round.
@@ -63,17 +65,20 @@ struct Round {
     test: &'static str,
     threads: usize,
     connections: usize,
-    pipeline: usize,
+    #[serde(rename = "pipeline")]
+    pipeline_depth: usize,
     tcp: TransportFigures,
     rdma: TransportFigures,
     #[serde(skip)]
-    point: LoadSetting,
+    #[serde(rename = "point")]
+    setting: LoadSetting,
 }
 
 /// A transport in a row: medians of the rounds.
 #[derive(Debug, Serialize)]
 struct TransportMedians {
-    per_s: MedianAndSpread,
+    #[serde(rename = "per_s")]
+    commands_per_s: MedianAndSpread,
     ns_p50: f64,
     ns_p99: f64,
 }
@@ -84,12 +89,15 @@ struct Row {
     test: &'static str,
     threads: usize,
     connections: usize,
-    pipeline: usize,
+    #[serde(rename = "pipeline")]
+    pipeline_depth: usize,
     tcp: TransportMedians,
     rdma: TransportMedians,
     /// The rate over RDMA divided by the rate over TCP in the same round.
-    ratio: MedianAndSpread,
-    verified: u64,
+    #[serde(rename = "ratio")]
+    rdma_to_tcp_rate_ratio: MedianAndSpread,
+    #[serde(rename = "verified")]
+    verified_answers: u64,
 }
 
 /// The state that all measurements share.
@@ -148,7 +156,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.measure_round(round, point)
     })?;
-    let measured = |point: &&LoadSetting| rounds.iter().any(|r| r.point == **point);
+    let measured = |point: &&LoadSetting| rounds.iter().any(|r| r.setting == **point);
     let measured = points.iter().filter(measured);
     let rows = measured.map(|&point| summarize_rounds(point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
@@ -160,7 +168,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         print_rows(args, placement.measure_cache_line_transfer_ns()?, &rows)?;
     }
     if let Some(file) = &args.rdma.svg {
-        write_file(file, &get_rates_svg(args, &rows))?;
+        write_file(file, &svg_of_get_rates(args, &rows))?;
     }
     Ok(CommandOutcome::Done)
 }
@@ -181,7 +189,7 @@ fn settings_to_measure(args: &Args) -> Vec<LoadSetting> {
                         command,
                         client_threads: threads,
                         connections,
-                        pipeline,
+                        pipeline_depth: pipeline,
                     }),
                 );
             }
@@ -194,9 +202,9 @@ impl MeasurementContext<'_> {
     fn load_parameters(&self, point: LoadSetting, seed: u64) -> LoadParameters {
         LoadParameters {
             command: point.command,
-            keys: self.args.keys,
+            key_count: self.args.keys,
             value_bytes: self.args.value_size,
-            outstanding_commands: point.pipeline,
+            outstanding_commands: point.pipeline_depth,
             seed,
         }
     }
@@ -207,7 +215,7 @@ impl MeasurementContext<'_> {
             command: LoadCommand::Set,
             client_threads: 1,
             connections: 1,
-            pipeline: 1,
+            pipeline_depth: 1,
         };
         let [tcp, _] = &self.tcp_and_rdma_servers;
         let mut loader = LoadConnections::connect(tcp, None, 1)?;
@@ -226,10 +234,10 @@ impl MeasurementContext<'_> {
             test: point.command_name(),
             threads: point.client_threads,
             connections: point.connections,
-            pipeline: point.pipeline,
+            pipeline_depth: point.pipeline_depth,
             tcp: measure(tcp, "TCP")?,
             rdma: measure(rdma, "RDMA")?,
-            point,
+            setting: point,
         })
     }
 
@@ -288,19 +296,19 @@ impl MeasurementContext<'_> {
         #[allow(clippy::cast_precision_loss)] // seconds, in nanoseconds
         let at = |quantile| all.latency_ns.value_at_quantile(quantile) as f64;
         Ok(TransportFigures {
-            per_s,
+            commands_per_s: per_s,
             ns_p50: at(0.5),
             ns_p99: at(0.99),
-            verified: all.answer_count,
+            verified_answers: all.answer_count,
         })
     }
 }
 
 fn summarize_rounds(point: LoadSetting, rounds: &[Round]) -> Result<Row> {
-    let own = || rounds.iter().filter(|r| r.point == point);
+    let own = || rounds.iter().filter(|r| r.setting == point);
     let side = |of: fn(&Round) -> &TransportFigures| -> Result<TransportMedians> {
         Ok(TransportMedians {
-            per_s: spread(own().map(|r| of(r).per_s))?,
+            commands_per_s: spread(own().map(|r| of(r).commands_per_s))?,
             ns_p50: spread(own().map(|r| of(r).ns_p50))?.median,
             ns_p99: spread(own().map(|r| of(r).ns_p99))?.median,
         })
@@ -309,11 +317,15 @@ fn summarize_rounds(point: LoadSetting, rounds: &[Round]) -> Result<Row> {
         test: point.command_name(),
         threads: point.client_threads,
         connections: point.connections,
-        pipeline: point.pipeline,
+        pipeline_depth: point.pipeline_depth,
         tcp: side(|r| &r.tcp)?,
         rdma: side(|r| &r.rdma)?,
-        ratio: spread(own().map(|r| r.rdma.per_s / r.tcp.per_s))?,
-        verified: own().map(|r| r.tcp.verified + r.rdma.verified).sum(),
+        rdma_to_tcp_rate_ratio: spread(
+            own().map(|r| r.rdma.commands_per_s / r.tcp.commands_per_s),
+        )?,
+        verified_answers: own()
+            .map(|r| r.tcp.verified_answers + r.rdma.verified_answers)
+            .sum(),
     })
 }
 
@@ -341,15 +353,19 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     for row in rows {
-        let [ratio, min, max] =
-            [row.ratio.median, row.ratio.min, row.ratio.max].map(format_three_digits);
+        let [ratio, min, max] = [
+            row.rdma_to_tcp_rate_ratio.median,
+            row.rdma_to_tcp_rate_ratio.min,
+            row.rdma_to_tcp_rate_ratio.max,
+        ]
+        .map(format_three_digits);
         table.add_row([
             row.test.to_uppercase(),
-            row.pipeline.to_string(),
+            row.pipeline_depth.to_string(),
             row.threads.to_string(),
             row.connections.to_string(),
-            format_rate_mops(row.tcp.per_s),
-            format_rate_mops(row.rdma.per_s),
+            format_rate_mops(row.tcp.commands_per_s),
+            format_rate_mops(row.rdma.commands_per_s),
             format!("{ratio} x ({min}..{max})"),
             format_time_ns(row.tcp.ns_p50),
             format_time_ns(row.tcp.ns_p99),
@@ -358,23 +374,27 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
         ]);
     }
     print_line(table)?;
-    let verified: u64 = rows.iter().map(|row| row.verified).sum();
+    let verified: u64 = rows.iter().map(|row| row.verified_answers).sum();
     print_line(format_args!("\n{verified} answers, each of them right"))
 }
 
 /// Draws rates of GETs over the number of connections, for the fewest threads and the shortest
 /// pipeline.
-fn get_rates_svg(args: &Args, rows: &[Row]) -> String {
+fn svg_of_get_rates(args: &Args, rows: &[Row]) -> String {
     let least = |of: fn(&Row) -> usize| rows.iter().map(of).min();
     let shown = rows.iter().filter(|row| {
         row.test == "get"
             && Some(row.threads) == least(|r| r.threads)
-            && Some(row.pipeline) == least(|r| r.pipeline)
+            && Some(row.pipeline_depth) == least(|r| r.pipeline_depth)
     });
     let curve = |name: &str, of: fn(&Row) -> &TransportMedians| {
-        let points = shown
-            .clone()
-            .map(|row| spread_point(axis_coordinate(row.connections), of(row).per_s, 1e6));
+        let points = shown.clone().map(|row| {
+            chart_point_of_spread(
+                axis_coordinate(row.connections),
+                of(row).commands_per_s,
+                1e6,
+            )
+        });
         Series::new(name, points)
     };
     svg_with_interrupt_note(&Chart {

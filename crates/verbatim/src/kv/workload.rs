@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kv::load::{self, LoadEnd, LoadReport, Popularity, Workload, Ycsb};
 use kv::{ClientConfig, PipelinedClient};
 
-use super::lines::ServeOrLoadLine;
+use super::json_lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -20,28 +20,28 @@ use crate::steps::{InterruptibleLoad, is_interrupted};
 #[command(next_help_heading = "Workload")]
 pub(crate) struct WorkloadArgs {
     /// Keys
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 32))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_parser_in_range("a count of keys", 64..=1u64 << 32))]
     pub(super) keys: u64,
     /// Bytes of a key
-    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::integer_in_range("a length of keys", 8..=255usize))]
+    #[arg(long, value_name = "BYTES", default_value = "16", value_parser = args::integer_parser_in_range("a length of keys", 8..=255usize))]
     pub(super) key_size: usize,
     /// Bytes of a value
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_in_range("a length of values", 16..=65_535usize))]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::integer_parser_in_range("a length of values", 16..=65_535usize))]
     pub(super) value_size: usize,
     /// Some keys are more popular than others, by Zipf's law with this exponent: 0.99 in YCSB
-    #[arg(long, value_name = "THETA", value_parser = args::decimal_in_range("an exponent", 0.01..=0.999), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "THETA", value_parser = args::decimal_parser_in_range("an exponent", 0.01..=0.999), conflicts_with = "ycsb")]
     pub(super) zipf: Option<f64>,
     /// The share of PUTs [default: 0.05]
-    #[arg(long, value_name = "SHARE", value_parser = args::decimal_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
+    #[arg(long, value_name = "SHARE", value_parser = args::decimal_parser_in_range("a share", 0.0..=1.0), conflicts_with = "ycsb")]
     pub(super) puts: Option<f64>,
     /// A workload of YCSB: A, B, C, D or F
     #[arg(long, value_name = "LETTER")]
     pub(super) ycsb: Option<Ycsb>,
     /// Requests that a client has outstanding [default: 64; on a simulated NIC 32, and 8 with atomics]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Requests that a client posts with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_parser_in_range("a postlist", 1..=64usize))]
     pub(super) postlist: usize,
 }
 
@@ -66,7 +66,7 @@ impl WorkloadArgs {
     }
 
     /// Returns the workload as flags for another process, with the given window.
-    pub(super) fn flags(&self, window: usize) -> Vec<String> {
+    pub(super) fn to_command_line_flags(&self, window: usize) -> Vec<String> {
         let mut flags = vec![
             format!("--keys={}", self.keys),
             format!("--key-size={}", self.key_size),
@@ -98,7 +98,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Threads, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of threads", 1..=64usize))]
     threads: usize,
     /// Keys may be missing: the server is a cache without room for all
     #[arg(long)]

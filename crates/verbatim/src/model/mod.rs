@@ -1,7 +1,7 @@
 //! `verbatim model`: the cost of verbs on a NIC, and their highest rate.
 
+mod format_bounds;
 mod knob;
-mod lines;
 mod operation;
 mod paper_mixes;
 mod profiles;
@@ -19,7 +19,7 @@ use nicmodel::{Bounds, Mix, mixes};
 use crate::CommandOutcome;
 use crate::output::{print_line, print_typed_json};
 
-pub(crate) use lines::{
+pub(crate) use format_bounds::{
     bounds_lines, format_likely_rate, format_range, format_signed_percent, unknown_resources_line,
 };
 
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         return Ok(CommandOutcome::Done);
     }
     if args.operation.is_given() && all.len() > 1 && !args.json {
-        operation::compare(&all, &args.operation)?;
+        operation::print_rates_side_by_side(&all, &args.operation)?;
         return Ok(CommandOutcome::Done);
     }
     for (number, chosen) in all.iter().enumerate() {
@@ -162,7 +162,7 @@ impl NicProfileChoice {
     /// Returns the profile that the user has named, or the default profile.
     pub(crate) fn chosen_or_default_profile(&self) -> Result<Profile> {
         if let Some(path) = &self.nic_file {
-            let text = read(path)?;
+            let text = read_bounded_file(path)?;
             return Profile::parse(&text)
                 .with_context(|| format!("{} is no profile of a NIC", path.display()));
         }
@@ -188,7 +188,7 @@ impl NicProfileChoice {
 /// Returns the mix that the user has named; `None` if the user has named none.
 fn find_chosen_mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
     if let Some(path) = &args.mix_file {
-        let text = read(path)?;
+        let text = read_bounded_file(path)?;
         let mix = serde_json::from_str(&text)
             .with_context(|| format!("{} is no mix of operations", path.display()))?;
         return Ok(Some(mix));
@@ -209,7 +209,7 @@ fn find_chosen_mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
     }
 }
 
-fn read(path: &Path) -> Result<String> {
+fn read_bounded_file(path: &Path) -> Result<String> {
     let read = || -> std::io::Result<String> {
         let mut text = String::new();
         File::open(path)?
@@ -233,7 +233,8 @@ struct MixWithBounds<'a> {
     bounds: &'a Bounds,
     /// The range in which the rate probably lies.
     #[serde(flatten)]
-    likely: Option<LikelyRange>,
+    #[serde(rename = "likely")]
+    likely_rate: Option<LikelyRange>,
 }
 
 fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
@@ -245,7 +246,7 @@ fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
                 nic: &profile.name,
                 mix,
                 bounds: &bounds,
-                likely: uncertainty::likely_range_of_mix(&bounds),
+                likely_rate: uncertainty::likely_range_of_mix(&bounds),
             },
         );
     }

@@ -12,8 +12,8 @@ use nicmodel::{
 };
 use serde::Serialize;
 
+use super::format_bounds::{bounds_lines, format_range, format_signed_percent};
 use super::knob::SweptKnob;
-use super::lines::{bounds_lines, format_range, format_signed_percent};
 use crate::args;
 use crate::output::{format_three_digits, print_line, print_typed_json, table};
 
@@ -39,40 +39,40 @@ pub(super) struct OperationArgs {
     #[arg(long)]
     imm: bool,
     /// Signal every Nth operation; 0 for none [default: 64]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a period of signaling", 0..=1_000_000u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a period of signaling", 0..=1_000_000u32))]
     signal_every: Option<u32>,
     /// Scatter/gather elements of a payload that is not inlined [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of SGEs", 1..=nicmodel::MAX_SGES))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of SGEs", 1..=nicmodel::MAX_SGES))]
     sge: Option<u32>,
     /// The responder takes SENDs by inline RECVs, where the NIC has them
     #[arg(long)]
     inline_recv: bool,
     /// Operations in a postlist [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a length of postlists", 1..=nicmodel::MAX_POSTLIST_LEN))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a length of postlists", 1..=nicmodel::MAX_POSTLIST_LEN))]
     batch: Option<u32>,
     /// How WQEs reach the NIC [default: mmio for postlists of 1, else doorbell]
     #[arg(long, value_enum)]
     method: Option<MethodArg>,
     /// Cores of each side [default: as many as it takes]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of cores", 1..=4096u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of cores", 1..=4096u32))]
     cores: Option<u32>,
     /// Queue pairs that the operations are posted on [default: as many as it takes]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of queue pairs", 1..=10_000_000u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of queue pairs", 1..=10_000_000u32))]
     queue_pairs: Option<u32>,
     /// Operations outstanding at a time on all queue pairs: each takes a round trip [default: as many as it takes]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=1_000_000_000u32))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a window", 1..=1_000_000_000u32))]
     window: Option<u32>,
     /// Counters that atomics work on [default: enough for every lock]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of counters", 1..=u64::MAX))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a number of counters", 1..=u64::MAX))]
     counters: Option<u64>,
     /// Bytes from one counter to the next [default: 8]
-    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a distance of counters", 8..=1u64 << 40))]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_parser_in_range("a distance of counters", 8..=1u64 << 40))]
     stride: Option<u64>,
 }
 
 /// Parses the bytes of a payload.
 fn parse_payload_bytes(text: &str) -> Result<u32, String> {
-    let bytes = args::byte_count_up_to(nicmodel::MAX_MESSAGE_BYTES as usize)(text)?;
+    let bytes = args::byte_count_parser_up_to(nicmodel::MAX_MESSAGE_BYTES as usize)(text)?;
     u32::try_from(bytes).map_err(|error| error.to_string())
 }
 
@@ -144,7 +144,7 @@ impl OperationArgs {
             cores: self.cores,
             window: self.window.map(f64::from),
         };
-        BoundsOfBothSides::of(profile, &self.to_mix_operation(profile)?, way)
+        BoundsOfBothSides::compute(profile, &self.to_mix_operation(profile)?, way)
     }
 
     fn to_mix_operation(&self, profile: &Profile) -> Result<MixOperation> {
@@ -202,7 +202,8 @@ struct SideBounds<'a> {
     bounds: &'a Bounds,
     /// The range in which the rate probably lies.
     #[serde(flatten)]
-    likely: Option<LikelyRange>,
+    #[serde(rename = "likely")]
+    likely_rate: Option<LikelyRange>,
 }
 
 /// A change of the operation and its effect on both sides.
@@ -220,7 +221,8 @@ struct ChangeEffect {
     /// Relative gain: the rate over the rate without the change, minus 1.
     gain: f64,
     /// Largest relative gain that is within the noise of the model.
-    noise: f64,
+    #[serde(rename = "noise")]
+    max_gain_within_noise: f64,
     bottleneck: Option<Resource>,
 }
 
@@ -229,7 +231,7 @@ impl ChangeEffect {
     fn format_gain(&self) -> String {
         let gain = format_signed_percent(self.gain, 0);
         let size = self.gain.ln_1p().abs();
-        if size >= MIN_RELATIVE_GAIN && size <= self.noise.ln_1p() {
+        if size >= MIN_RELATIVE_GAIN && size <= self.max_gain_within_noise.ln_1p() {
             format!("{gain} noise")
         } else {
             gain
@@ -242,8 +244,10 @@ impl ChangeEffect {
 struct OperationCost<'a> {
     nic: &'a str,
     operation: &'a nicmodel::Operation,
-    postlist: f64,
-    per_operation: &'a Footprint,
+    #[serde(rename = "postlist")]
+    postlist_length: f64,
+    #[serde(rename = "per_operation")]
+    footprint_per_operation: &'a Footprint,
 }
 
 pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: bool) -> Result<()> {
@@ -258,7 +262,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
         cores: wanted.cores,
         window: wanted.window.map(f64::from),
     };
-    let sides = BoundsOfBothSides::of(profile, &load, way)?;
+    let sides = BoundsOfBothSides::compute(profile, &load, way)?;
     let ideas = effects_of_changes(profile, &load, way, &sides);
     if json {
         print_typed_json(
@@ -266,8 +270,8 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
             &OperationCost {
                 nic: &profile.name,
                 operation: &load.operation,
-                postlist: load.mean_postlist_len,
-                per_operation: &one,
+                postlist_length: load.mean_postlist_len,
+                footprint_per_operation: &one,
             },
         )?;
         for (role, bounds) in sides.by_role() {
@@ -277,7 +281,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
                 &SideBounds {
                     role,
                     bounds,
-                    likely,
+                    likely_rate: likely,
                 },
             )?;
         }
@@ -286,7 +290,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
             .try_for_each(|idea| print_typed_json("what-if", idea));
     }
     print_line(&profile.title)?;
-    print_line(describe(&load, &one))?;
+    print_line(describe_mix_operation(&load, &one))?;
     print_line(cost_table(&one))?;
     for (role, bounds) in sides.by_role() {
         let side = match role {
@@ -329,7 +333,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
 }
 
 /// Prints the rates of an operation on several NICs, side by side.
-pub(super) fn compare(profiles: &[Profile], wanted: &OperationArgs) -> Result<()> {
+pub(super) fn print_rates_side_by_side(profiles: &[Profile], wanted: &OperationArgs) -> Result<()> {
     let header = [
         "NIC",
         "side",
@@ -360,7 +364,7 @@ pub(super) fn compare(profiles: &[Profile], wanted: &OperationArgs) -> Result<()
             cores: wanted.cores,
             window: wanted.window.map(f64::from),
         };
-        let sides = BoundsOfBothSides::of(profile, &load, way)?;
+        let sides = BoundsOfBothSides::compute(profile, &load, way)?;
         for (role, bounds) in sides.by_role() {
             let (name, side) = match role {
                 Role::Requester => ("requester", &one.requester),
@@ -395,7 +399,7 @@ pub(super) fn compare(profiles: &[Profile], wanted: &OperationArgs) -> Result<()
     Ok(())
 }
 
-fn describe(load: &MixOperation, one: &Footprint) -> String {
+fn describe_mix_operation(load: &MixOperation, one: &Footprint) -> String {
     let operation = &load.operation;
     let inline = if operation.inlines_payload() {
         " inlined"
@@ -479,7 +483,7 @@ struct CoresAndWindow {
 }
 
 impl BoundsOfBothSides {
-    fn of(
+    fn compute(
         profile: &Profile,
         load: &MixOperation,
         CoresAndWindow { cores, window }: CoresAndWindow,
@@ -594,7 +598,7 @@ fn effects_of_changes(
         if load.operation.payload_destination == PayloadDestination::Inline && !arrives_in_cqe {
             return None;
         }
-        let then = BoundsOfBothSides::of(profile, &load, way).ok()?;
+        let then = BoundsOfBothSides::compute(profile, &load, way).ok()?;
         Some(ChangeEffectOnBothSides {
             change,
             requester: effect_of_change(&now.requester, &then.requester)?,
@@ -612,7 +616,7 @@ fn effect_of_change(now: &Bounds, then: &Bounds) -> Option<ChangeEffect> {
     Some(ChangeEffect {
         predicted_mops: after,
         gain: after / before - 1.0,
-        noise: uncertainty::noise_of_gain(now.bottleneck()?, then.bottleneck()?),
+        max_gain_within_noise: uncertainty::noise_of_gain(now.bottleneck()?, then.bottleneck()?),
         bottleneck: then.bottleneck(),
     })
 }

@@ -9,7 +9,7 @@ use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{Bounds, Mix};
 use serde::Serialize;
 
-use super::lines::{format_range, format_signed_percent};
+use super::format_bounds::{format_range, format_signed_percent};
 use crate::output::{format_three_digits, print_line, print_typed_json, table};
 
 /// One line of the list: a mix.
@@ -22,11 +22,14 @@ struct Row {
     predicted_mops: Option<f64>,
     /// The range in which the rate probably lies.
     #[serde(flatten)]
-    likely: Option<LikelyRange>,
+    #[serde(rename = "likely")]
+    likely_rate: Option<LikelyRange>,
     bottleneck: Option<Resource>,
     bounds: Vec<Bound>,
-    unknown: Vec<Resource>,
-    published: Option<&'static PublishedNumber>,
+    #[serde(rename = "unknown")]
+    unknown_resources: Vec<Resource>,
+    #[serde(rename = "published")]
+    published_number: Option<&'static PublishedNumber>,
     /// Relative error: our rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
     basis: Option<NumberBasis>,
@@ -45,13 +48,13 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
             name: named.name,
             title: named.title,
             predicted_mops: bounds.predicted_mops,
-            likely: uncertainty::likely_range_of_mix(&bounds),
+            likely_rate: uncertainty::likely_range_of_mix(&bounds),
             bottleneck: bounds.bottleneck(),
-            published: named.published_rate,
+            published_number: named.published_rate,
             relative_error: named.published_rate.and_then(error),
             basis: named.published_rate.and_then(|_| named.basis(profile)),
             bounds: bounds.bounds,
-            unknown: bounds.unknown_resources,
+            unknown_resources: bounds.unknown_resources,
             mix: named.mix,
         })
     });
@@ -72,7 +75,11 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
     ];
     let mut shown = table(header, &[2, 3, 5, 6]);
     for row in &rows {
-        let at_most = if row.unknown.is_empty() { "" } else { "≤ " };
+        let at_most = if row.unknown_resources.is_empty() {
+            ""
+        } else {
+            "≤ "
+        };
         let rate = row
             .predicted_mops
             .map_or_else(String::new, format_three_digits);
@@ -88,16 +95,18 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
             row.name.to_owned(),
             row.title.to_owned(),
             format!("{at_most}{rate}"),
-            row.likely.as_ref().map_or_else(String::new, format_range),
+            row.likely_rate
+                .as_ref()
+                .map_or_else(String::new, format_range),
             row.bottleneck.map_or_else(String::new, |b| b.to_string()),
-            row.published
+            row.published_number
                 .map_or_else(String::new, |p| p.value.to_string()),
             error.unwrap_or_default(),
             basis.to_owned(),
         ]);
     }
     print_line(shown)?;
-    if rows.iter().any(|row| !row.unknown.is_empty()) {
+    if rows.iter().any(|row| !row.unknown_resources.is_empty()) {
         print_line(
             "\n≤: something that the profile does not know may bound it further (--mix NAME)",
         )?;

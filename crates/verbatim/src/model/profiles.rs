@@ -17,7 +17,7 @@ struct ProfileDescription<'a> {
 
 /// One number of a profile, for JSON.
 #[derive(Serialize)]
-struct Line<'a> {
+struct ProfileNumberLine<'a> {
     nic: &'a str,
     #[serde(flatten)]
     number: &'a nicmodel::profile::ProfileNumber<'a>,
@@ -32,7 +32,7 @@ pub(super) fn print_profiles(profiles: &[Profile], json: bool) -> Result<()> {
         if json {
             print_typed_json("profile", &ProfileDescription { name, title, about })?;
             for number in &numbers {
-                print_typed_json("number", &Line { nic: name, number })?;
+                print_typed_json("number", &ProfileNumberLine { nic: name, number })?;
             }
             continue;
         }

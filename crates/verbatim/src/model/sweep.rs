@@ -19,7 +19,7 @@ pub(super) struct SweepArgs {
     #[arg(long, value_enum, value_name = "KNOB", conflicts_with_all = ["mix", "mix_file", "profiles", "template"])]
     over: Option<SweptKnob>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind [default: powers of two]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::count_up_to(1 << 30), requires = "over")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::count_parser_up_to(1 << 30), requires = "over")]
     values: Vec<usize>,
     #[command(flatten)]
     picture: PictureArgs,
@@ -29,8 +29,10 @@ pub(super) struct SweepArgs {
 #[derive(Serialize)]
 struct Row {
     nic: String,
-    over: SweptKnob,
-    value: usize,
+    #[serde(rename = "over")]
+    swept_setting: SweptKnob,
+    #[serde(rename = "value")]
+    swept_value: usize,
     /// Rates that requester and responder can reach, in 10^6 a second.
     requester_mops: Option<f64>,
     responder_mops: Option<f64>,
@@ -95,7 +97,7 @@ impl SweepArgs {
             print_line(format_args!("{}\n", titles.join("; ")))?;
             print_rate_table(over, &rows)?;
         }
-        self.picture.write(&Chart {
+        self.picture.write_requested_files(&Chart {
             title: format!("What resources allow, over {}", over.axis().label),
             caption: format!("model, not measured: {}", titles.join("; ")),
             x: over.axis(),
@@ -122,8 +124,8 @@ fn row(profile: &Profile, wanted: &OperationArgs, over: SweptKnob, value: usize)
     };
     Ok(Row {
         nic: profile.name.clone(),
-        over,
-        value,
+        swept_setting: over,
+        swept_value: value,
         requester_mops: requester.predicted_mops,
         responder_mops: responder.predicted_mops,
         bottleneck: slower.bottleneck().map(|resource| resource.to_string()),
@@ -144,7 +146,7 @@ fn print_rate_table(over: SweptKnob, rows: &[Row]) -> Result<()> {
         let known = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), format_three_digits);
         shown.add_row([
             row.nic.clone(),
-            row.value.to_string(),
+            row.swept_value.to_string(),
             known(row.requester_mops),
             known(row.responder_mops),
             row.bottleneck.clone().unwrap_or_default(),
@@ -158,7 +160,7 @@ fn series(profiles: &[Profile], rows: &[Row]) -> Vec<Series> {
     let side = |profile: &Profile, name: &str, of: fn(&Row) -> Option<f64>| {
         let rows = rows.iter().filter(|row| row.nic == profile.name);
         let points =
-            rows.filter_map(|row| Some(Point::from((axis_coordinate(row.value), of(row)?))));
+            rows.filter_map(|row| Some(Point::from((axis_coordinate(row.swept_value), of(row)?))));
         Series::new(format!("{}, {name}", profile.name), points)
     };
     let both = |profile| {

@@ -37,7 +37,7 @@ pub(super) struct DpuStudyResults {
     rates_mops_or_latencies_us: Vec<(DpuStudySimulation, f64)>,
     pub(super) btree: DpuBtreeResults,
     /// Simulations that a number needs and that have not run yet.
-    missing_simulations: RefCell<Vec<DpuStudySimulation>>,
+    requested_simulations: RefCell<Vec<DpuStudySimulation>>,
 }
 
 impl DpuStudyResults {
@@ -78,21 +78,21 @@ impl DpuStudyResults {
         Ok(())
     }
 
-    fn result_or_mark_missing(&self, what: DpuStudySimulation) -> Option<f64> {
+    fn result_or_request_simulation(&self, what: DpuStudySimulation) -> Option<f64> {
         let mut found = self.rates_mops_or_latencies_us.iter();
         let found = found.find(|(run, _)| *run == what);
         if found.is_none() {
-            self.missing_simulations.borrow_mut().push(what);
+            self.requested_simulations.borrow_mut().push(what);
         }
         found.map(|(_, result)| *result)
     }
 
     /// Removes and returns the simulations that numbers have needed since the last call, without duplicates.
-    pub(super) fn take_missing_simulations(&self) -> Vec<DpuStudySimulation> {
-        let mut all = self.missing_simulations.take();
+    pub(super) fn take_requested_simulations(&self) -> Vec<DpuStudySimulation> {
+        let mut all = self.requested_simulations.take();
         all.extend(
             self.btree
-                .take_missing_simulations()
+                .take_requested_simulations()
                 .into_iter()
                 .map(DpuStudySimulation::Btree),
         );
@@ -108,7 +108,7 @@ impl DpuStudyResults {
     /// Returns our number for the published number `id`; `None` if this study does not have that number.
     pub(super) fn our_number_for(&self, id: &str) -> Option<OurNumber> {
         let rate = |design, place| {
-            self.result_or_mark_missing(DpuStudySimulation::Sequencer(design, place))
+            self.result_or_request_simulation(DpuStudySimulation::Sequencer(design, place))
         };
         let (value, kind) = match id {
             "dpu_seq_faa_rate" => (
@@ -128,11 +128,13 @@ impl DpuStudyResults {
                 )
             }
             "dpu_send_lat_saving" => {
-                let host =
-                    self.result_or_mark_missing(DpuStudySimulation::SendLatency(CorePlace::Host))?;
+                let host = self.result_or_request_simulation(DpuStudySimulation::SendLatency(
+                    CorePlace::Host,
+                ))?;
                 (
-                    host - self
-                        .result_or_mark_missing(DpuStudySimulation::SendLatency(CorePlace::Dpu))?,
+                    host - self.result_or_request_simulation(DpuStudySimulation::SendLatency(
+                        CorePlace::Dpu,
+                    ))?,
                     OurNumberKind::Fitted,
                 )
             }

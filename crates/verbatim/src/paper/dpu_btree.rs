@@ -44,7 +44,7 @@ pub(super) struct DpuBtreeResults {
     /// Results of simulations: rates in 10^6 a second, and latencies in ns.
     rates_or_latencies_and_reads_per_lookup: Vec<(BtreeSimulation, f64, f64)>,
     /// Simulations that a number needs and that have not run yet.
-    missing_simulations: RefCell<Vec<BtreeSimulation>>,
+    requested_simulations: RefCell<Vec<BtreeSimulation>>,
 }
 
 impl DpuBtreeResults {
@@ -152,21 +152,21 @@ impl DpuBtreeResults {
         Ok(())
     }
 
-    fn result_or_mark_missing(&self, what: BtreeSimulation) -> Option<(f64, f64)> {
+    fn result_or_request_simulation(&self, what: BtreeSimulation) -> Option<(f64, f64)> {
         let mut found = self
             .rates_or_latencies_and_reads_per_lookup
             .iter()
             .filter(|(run, ..)| *run == what);
         let found = found.next();
         if found.is_none() {
-            self.missing_simulations.borrow_mut().push(what);
+            self.requested_simulations.borrow_mut().push(what);
         }
         found.map(|&(_, result, reads)| (result, reads))
     }
 
     /// Removes and returns the simulations that numbers have needed and that have not run.
-    pub(super) fn take_missing_simulations(&self) -> Vec<BtreeSimulation> {
-        self.missing_simulations.take()
+    pub(super) fn take_requested_simulations(&self) -> Vec<BtreeSimulation> {
+        self.requested_simulations.take()
     }
 
     /// Returns the result of a simulation that has run.
@@ -188,7 +188,7 @@ impl DpuBtreeResults {
     }
 
     /// Returns the rates by READs over the share of keys on the DPU.
-    pub(super) fn read_rates_by_dpu_share(&self) -> Vec<(f64, f64)> {
+    pub(super) fn rdma_read_rates_by_dpu_share(&self) -> Vec<(f64, f64)> {
         let rate = |share| {
             let rate = self.rate_if_run(BtreeSimulation::ReadLookups { share })?;
             Some((f64::from(share) / f64::from(SHARE_DENOMINATOR), rate))
@@ -199,11 +199,14 @@ impl DpuBtreeResults {
     /// Returns our number for the published number `id`; `None` if the B-tree does not have that
     /// number.
     pub(super) fn our_number_for(&self, id: &str) -> Option<OurNumber> {
-        let result = |what| self.result_or_mark_missing(what).map(|(result, _)| result);
+        let result = |what| {
+            self.result_or_request_simulation(what)
+                .map(|(result, _)| result)
+        };
         let rpc = |keys, share| result(BtreeSimulation::RpcLookups { keys, share });
         let reads = |bytes| {
             Some(
-                self.result_or_mark_missing(BtreeSimulation::UnloadedReadLatency(
+                self.result_or_request_simulation(BtreeSimulation::UnloadedReadLatency(
                     CorePlace::Host,
                     bytes,
                 ))?

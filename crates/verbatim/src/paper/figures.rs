@@ -21,7 +21,7 @@ use crate::picture::svg_with_interrupt_note;
 
 /// A figure of the paper.
 struct Figure {
-    file: &'static str,
+    file_name: &'static str,
     title: &'static str,
     /// Source of the curves: model, simulation or arithmetic.
     curve_source: &'static str,
@@ -32,8 +32,8 @@ struct Figure {
     published_levels: Vec<(String, f64)>,
 }
 
-const MODEL_SOURCE: &str = "model: bounds of the resources";
-const SIMULATION_SOURCE: &str = "simulated: the sequencer's own code";
+const MODEL_SOURCE_LABEL: &str = "model: bounds of the resources";
+const SIMULATION_SOURCE_LABEL: &str = "simulated: the sequencer's own code";
 
 /// Draws all figures into a folder; returns the names of their files.
 pub(super) fn write_svg_and_csv_files(
@@ -42,28 +42,28 @@ pub(super) fn write_svg_and_csv_files(
 ) -> Result<Vec<&'static str>> {
     let cib = builtin_profile("cib").context("Connect-IB is built in")?;
     let figures = [
-        pcie_bytes(cib),
-        sequencer_cores(simulated),
+        pcie_bytes_figure(cib),
+        sequencer_cores_figure(simulated),
         spec_s0_latency_figure(simulated),
-        herd_cores(cib, simulated),
-        drtm(simulated),
-        ud_send(cib),
-        multi_queue(cib),
-        inbound_reads(),
-        inbound_writes(),
-        wqe_cache(cib, simulated)?,
-        read_rates_by_window(simulated),
-        atomics(),
-        host_dpu_split_by_rpc(simulated),
-        host_dpu_split_by_reads(simulated),
+        herd_cores_figure(cib, simulated),
+        drtm_figure(simulated),
+        ud_send_figure(cib),
+        multi_queue_figure(cib),
+        inbound_reads_figure(),
+        inbound_writes_figure(),
+        wqe_cache_figure(cib, simulated)?,
+        rdma_read_rates_by_window_figure(simulated),
+        atomics_figure(),
+        host_dpu_split_by_rpc_figure(simulated),
+        host_dpu_split_by_reads_figure(simulated),
     ];
     for figure in &figures {
-        let path = folder.join(figure.file);
+        let path = folder.join(figure.file_name);
         let chart = build_chart(figure);
         write_file(&path, &svg_with_interrupt_note(&chart))?;
         write_file(&path.with_extension("csv"), &chart.csv())?;
     }
-    Ok(figures.iter().map(|figure| figure.file).collect())
+    Ok(figures.iter().map(|figure| figure.file_name).collect())
 }
 
 fn predicted_rate_mops(profile: &Profile, mix: &Mix) -> Option<f64> {
@@ -86,14 +86,14 @@ fn model_curve(name: &str, points: impl Iterator<Item = (f64, Option<f64>)>) -> 
     Series::without_markers(name, points.filter_map(|(x, y)| Some((x, y?))))
 }
 
-fn pcie_bytes(cib: &Profile) -> Figure {
+fn pcie_bytes_figure(cib: &Profile) -> Figure {
     // Plot every size: lines between fewer points would turn the steps into ramps.
     let sizes = || 1..=1024u32;
     let of = |bytes: fn(&Profile, u32) -> f64| {
         sizes().map(move |size| (f64::from(size), Some(bytes(cib, size))))
     };
     Figure {
-        file: "figure-2b.svg",
+        file_name: "figure-2b.svg",
         title: "Figure 2b: bytes on PCIe 3.0 to hand over data",
         curve_source: "arithmetic",
         x: Axis::linear("data, bytes"),
@@ -106,7 +106,7 @@ fn pcie_bytes(cib: &Profile) -> Figure {
     }
 }
 
-fn sequencer_cores(simulated: &SimulationResults) -> Figure {
+fn sequencer_cores_figure(simulated: &SimulationResults) -> Figure {
     let atomics = simulated
         .sequencer_rates_by_cores(Design::Atomics)
         .first()
@@ -131,9 +131,9 @@ fn sequencer_cores(simulated: &SimulationResults) -> Figure {
         series.push(rates.with_published_points(published(design)));
     }
     Figure {
-        file: "figure-7.svg",
+        file_name: "figure-7.svg",
         title: "Figure 7: sequencer on Connect-IB",
-        curve_source: SIMULATION_SOURCE,
+        curve_source: SIMULATION_SOURCE_LABEL,
         x: Axis::linear("cores of the server"),
         y: Axis::auto("10⁶ requests/s"),
         series,
@@ -148,9 +148,9 @@ fn spec_s0_latency_figure(simulated: &SimulationResults) -> Figure {
     // Drop loads beyond the peak, which only raise the latency.
     alone.retain(|point| point.0 <= slowest);
     Figure {
-        file: "figure-8.svg",
+        file_name: "figure-8.svg",
         title: "Figure 8: Spec-S0 on 10 cores under rising load",
-        curve_source: SIMULATION_SOURCE,
+        curve_source: SIMULATION_SOURCE_LABEL,
         x: Axis::linear("median latency, µs").with_ticks_at_round_numbers(),
         y: Axis::linear("10⁶ requests/s"),
         series: vec![
@@ -166,7 +166,7 @@ fn spec_s0_latency_figure(simulated: &SimulationResults) -> Figure {
 }
 
 /// Draws Figure 4 of the study of BlueField-2: each curve relative to the host alone.
-fn host_dpu_split_by_rpc(simulated: &SimulationResults) -> Figure {
+fn host_dpu_split_by_rpc_figure(simulated: &SimulationResults) -> Figure {
     let relative = |name: &str, keys| {
         let rates = simulated.dpu.btree.rpc_rates_by_dpu_share(keys);
         let host = rates.first().map_or(1.0, |&(_, rate)| rate);
@@ -178,7 +178,7 @@ fn host_dpu_split_by_rpc(simulated: &SimulationResults) -> Figure {
     let gained = published_points(&[(0.25, "dpu_bt_gain_1m")]).into_iter();
     let gained = gained.map(|(share, gain)| (share, 100.0 + gain));
     Figure {
-        file: "figure-dpu-split.svg",
+        file_name: "figure-dpu-split.svg",
         title: "Look-ups by RPC over the split of a B-tree between the host and the DPU of a BlueField-2",
         curve_source: "simulated: the B-tree's own code",
         x: Axis::linear("share of the keys on the DPU"),
@@ -192,12 +192,12 @@ fn host_dpu_split_by_rpc(simulated: &SimulationResults) -> Figure {
 }
 
 /// Draws Figure 9 of the study: the published rate is flat.
-fn host_dpu_split_by_reads(simulated: &SimulationResults) -> Figure {
+fn host_dpu_split_by_reads_figure(simulated: &SimulationResults) -> Figure {
     // The axis shows whole numbers only, so rates are in thousands.
     let thousands = |(share, rate): (f64, f64)| (share, 1e3 * rate);
-    let rates = simulated.dpu.btree.read_rates_by_dpu_share();
+    let rates = simulated.dpu.btree.rdma_read_rates_by_dpu_share();
     Figure {
-        file: "figure-dpu-split-reads.svg",
+        file_name: "figure-dpu-split-reads.svg",
         title: "Look-ups by READs over the split of a B-tree between the host and the DPU of a BlueField-2",
         curve_source: "simulated: the B-tree's own code",
         x: Axis::linear("share of the keys on the DPU"),
@@ -214,7 +214,7 @@ fn host_dpu_split_by_reads(simulated: &SimulationResults) -> Figure {
     }
 }
 
-fn multi_queue(cib: &Profile) -> Figure {
+fn multi_queue_figure(cib: &Profile) -> Figure {
     let at = |postlist, queue_pairs| {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
         let load = MixOperation::new(send, Role::Requester).in_postlists(postlist);
@@ -226,9 +226,9 @@ fn multi_queue(cib: &Profile) -> Figure {
         (1..=8u32).map(move |queue_pairs| (f64::from(queue_pairs), relative(queue_pairs)))
     };
     Figure {
-        file: "figure-11b.svg",
+        file_name: "figure-11b.svg",
         title: "Figure 11b: UD SENDs of 60 bytes from one core of Connect-IB",
-        curve_source: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE_LABEL,
         x: Axis::linear("queue pairs"),
         y: Axis::auto("rate, as a multiple of one a post on one queue pair"),
         series: vec![
@@ -241,10 +241,13 @@ fn multi_queue(cib: &Profile) -> Figure {
     }
 }
 
-fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
+fn wqe_cache_figure(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let at = |(window, outcome)| (window as f64, outcome);
-    let reads: Vec<_> = simulated.read_window_results("cib").map(at).collect();
+    let reads: Vec<_> = simulated
+        .rdma_read_results_by_window("cib")
+        .map(at)
+        .collect();
     let writes = reads.iter().map(|&(window, _)| {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // small and whole
         let setup = read_write_windows::WindowParameters {
@@ -262,7 +265,7 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
         Series::new(name, points)
     };
     Ok(Figure {
-        file: "figure-13.svg",
+        file_name: "figure-13.svg",
         title: "Figure 13: windows of 8-byte READs and WRITEs, 14 cores of Connect-IB",
         curve_source: "simulated",
         x: Axis::log("window of each core"),
@@ -284,9 +287,9 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
 }
 
 /// Draws the rate of READs over windows. The best windows of two NICs differ by a factor of 32.
-fn read_rates_by_window(simulated: &SimulationResults) -> Figure {
+fn rdma_read_rates_by_window_figure(simulated: &SimulationResults) -> Figure {
     let of = |nic| -> Vec<(f64, f64)> {
-        let points: Vec<_> = simulated.read_window_results(nic).collect();
+        let points: Vec<_> = simulated.rdma_read_results_by_window(nic).collect();
         let most = points.iter().map(|(_, o)| o.rate_mops).fold(0.0, f64::max);
         #[allow(clippy::cast_precision_loss)] // far below 2^52
         let relative = |(window, outcome): (usize, read_write_windows::WindowResult)| {
@@ -299,7 +302,7 @@ fn read_rates_by_window(simulated: &SimulationResults) -> Figure {
         Series::new(name, of(nic)).with_published_points(published)
     };
     Figure {
-        file: "figure-13-best.svg",
+        file_name: "figure-13-best.svg",
         title: "Section 5.3.2: windows of 8-byte READs from all cores",
         curve_source: "simulated",
         x: Axis::log("window of each core"),
@@ -312,9 +315,9 @@ fn read_rates_by_window(simulated: &SimulationResults) -> Figure {
     }
 }
 
-fn herd_cores(cib: &Profile, simulated: &SimulationResults) -> Figure {
+fn herd_cores_figure(cib: &Profile, simulated: &SimulationResults) -> Figure {
     Figure {
-        file: "figure-9.svg",
+        file_name: "figure-9.svg",
         title: "Figure 9: HERD key-value store on Connect-IB",
         curve_source: "simulated: the store's own code; READ-based: model",
         x: Axis::linear("cores"),
@@ -343,7 +346,7 @@ fn herd_cores(cib: &Profile, simulated: &SimulationResults) -> Figure {
 }
 
 /// Draws Figure 10 relative to the rate of GETs alone, as the published numbers are.
-fn drtm(simulated: &SimulationResults) -> Figure {
+fn drtm_figure(simulated: &SimulationResults) -> Figure {
     let relative = |name: &str, rates: Vec<(f64, f64)>| {
         let gets = rates.first().map_or(1.0, |&(_, rate)| rate);
         let points = rates
@@ -355,7 +358,7 @@ fn drtm(simulated: &SimulationResults) -> Figure {
     let lost = published_points(&[(10.0, "drtm_cib_put10")]).into_iter();
     let lost = lost.map(|(puts, lost)| (puts, 100.0 - lost));
     Figure {
-        file: "figure-10.svg",
+        file_name: "figure-10.svg",
         title: "Figure 10: DrTM-KV",
         curve_source: "simulated",
         x: Axis::linear("PUTs, %"),
@@ -384,7 +387,7 @@ fn drtm(simulated: &SimulationResults) -> Figure {
     }
 }
 
-fn ud_send(cib: &Profile) -> Figure {
+fn ud_send_figure(cib: &Profile) -> Figure {
     let operation = |payload| {
         if payload == 0 {
             Operation::header_only(Transport::Ud)
@@ -409,9 +412,9 @@ fn ud_send(cib: &Profile) -> Figure {
         })
     };
     Figure {
-        file: "figure-11a.svg",
+        file_name: "figure-11a.svg",
         title: "Figure 11a: UD SENDs of Connect-IB",
-        curve_source: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE_LABEL,
         x: Axis::linear("payload, bytes"),
         y: Axis::auto("10⁶ SENDs/s"),
         series: vec![
@@ -435,7 +438,7 @@ fn ud_send(cib: &Profile) -> Figure {
 }
 
 /// Returns the rate of READs at which their responses fill the responder's link.
-fn read_rate_mops_at_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
+fn rdma_read_rate_mops_at_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
     let mix = Mix::new(vec![MixOperation::new(read, Role::Responder)]);
     let bounds = Bounds::of(profile, &mix).ok()?.bounds;
@@ -472,13 +475,13 @@ fn four_payload_sizes_per_power_of_two() -> impl Iterator<Item = u32> {
     })
 }
 
-fn inbound_reads() -> Figure {
+fn inbound_reads_figure() -> Figure {
     // The limit for small READs is far above the curves and would dominate the figure.
     let limit = |nic: &str| -> Vec<(f64, f64)> {
         let at = |payload| {
             Some((
                 f64::from(payload),
-                read_rate_mops_at_link_limit(builtin_profile(nic)?, payload)?,
+                rdma_read_rate_mops_at_link_limit(builtin_profile(nic)?, payload)?,
             ))
         };
         let large = four_payload_sizes_per_power_of_two().filter(|payload| *payload >= 32);
@@ -496,9 +499,9 @@ fn inbound_reads() -> Figure {
         Series::without_markers(format!("InfiniBand limit, {name}"), limit(nic))
     });
     Figure {
-        file: "figure-12.svg",
+        file_name: "figure-12.svg",
         title: "Figure 12: inbound READs",
-        curve_source: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE_LABEL,
         x: Axis::log("payload, bytes").in_bytes(),
         y: Axis::auto("10⁶ READs/s"),
         series: reads.into_iter().chain(limits).collect(),
@@ -506,7 +509,7 @@ fn inbound_reads() -> Figure {
     }
 }
 
-fn inbound_writes() -> Figure {
+fn inbound_writes_figure() -> Figure {
     let writes = INBOUND_RATE_NICS.map(|(nic, name)| {
         let points = inbound_rates_by_payload(nic, Verb::RdmaWrite, Transport::Uc);
         let published = match nic {
@@ -516,9 +519,9 @@ fn inbound_writes() -> Figure {
         Series::without_markers(name, points).with_published_points(published)
     });
     Figure {
-        file: "figure-12-writes.svg",
+        file_name: "figure-12-writes.svg",
         title: "Figure 12: inbound WRITEs",
-        curve_source: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE_LABEL,
         x: Axis::log("payload, bytes").in_bytes(),
         y: Axis::auto("10⁶ WRITEs/s"),
         series: writes.to_vec(),
@@ -526,7 +529,7 @@ fn inbound_writes() -> Figure {
     }
 }
 
-fn atomics() -> Figure {
+fn atomics_figure() -> Figure {
     let over = |nic: &str| {
         let profile = builtin_profile(nic);
         powers_of_two(0..=12).map(move |counters| {
@@ -540,9 +543,9 @@ fn atomics() -> Figure {
         })
     };
     Figure {
-        file: "figure-14.svg",
+        file_name: "figure-14.svg",
         title: "Figure 14: atomics over the number of counters",
-        curve_source: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE_LABEL,
         x: Axis::log("counters of 8 bytes"),
         y: Axis::auto("10⁶ atomics/s"),
         series: vec![
@@ -574,7 +577,7 @@ mod tests {
 
     #[test]
     fn inbound_reads_of_three_nics_stay_below_the_infiniband_limit() {
-        let (reads, writes) = (inbound_reads(), inbound_writes());
+        let (reads, writes) = (inbound_reads_figure(), inbound_writes_figure());
         assert_eq!(writes.series.len(), INBOUND_RATE_NICS.len());
         let (reads, limits) = reads.series.split_at(INBOUND_RATE_NICS.len());
         for (reads, limits) in reads.iter().zip(limits) {

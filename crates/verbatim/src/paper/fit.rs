@@ -29,7 +29,7 @@ fn log_misfits(nics: &PublicationNicProfiles, rows: &[PublishedNumberRow]) -> Re
     let mut simulated = SimulationResults::with_profiles(nics.clone());
     let misfit = |row: &PublishedNumberRow| {
         let ours = rows::compute_our_value(&mut simulated, row.id())?;
-        let off = (ours / row.published.value).ln();
+        let off = (ours / row.published_number.value).ln();
         // A rate of 0 is worse than any other.
         Ok(if off.is_finite() { off } else { -1e3 })
     };
@@ -59,7 +59,7 @@ pub(super) fn fit_profiles_by_least_squares(
         let mut changed = best.clone();
         for (parameter, change) in parameters.iter().zip(&changes) {
             let value = parameter.value(&changed) * change.exp();
-            if let Some(with) = changed.with_number(&parameter.nic, &parameter.key, value) {
+            if let Some(with) = changed.with_changed_number(&parameter.nic, &parameter.key, value) {
                 changed = with;
             }
         }
@@ -153,7 +153,7 @@ mod tests {
     fn row(id: &str) -> PublishedNumberRow {
         let published = nicmodel::published::published_number_by_id(id).expect("published");
         PublishedNumberRow {
-            published,
+            published_number: published,
             profile_name: "cib",
             kind: OurNumberKind::Fitted,
             relation: PublishedRelation::Equal,
@@ -167,7 +167,7 @@ mod tests {
         let nics = PublicationNicProfiles::default();
         let of = |key: &str| ProfileParameter::of(nics.profile_by_name("cib"), key);
         let refitted = |key: &str, wrong: f64, rows: &[PublishedNumberRow]| {
-            let begin = nics.with_number("cib", key, wrong).expect("known");
+            let begin = nics.with_changed_number("cib", key, wrong).expect("known");
             // Both rates fall by 1 % if the time grows by 1 %.
             let fitted = fit_profiles_by_least_squares(&begin, &[of(key)], rows, &[vec![-1.0]])
                 .expect("runs");

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use super::digits::{format_all_significant, format_published};
 use super::fit;
-use super::loops::RelativeErrorStatistics;
 use super::model::canonical_id;
 use super::nics::PublicationNicProfiles;
 use super::number::{OurNumberKind, PublishedRelation};
+use super::original_loops_comparison::RelativeErrorStatistics;
 use super::parameters::{elasticities, parameters_fitted_to};
 use super::rows::{self, ProfileParameter, PublishedNumberRow};
 use super::simulated::SimulationResults;
@@ -38,9 +38,11 @@ pub(super) struct LeftOutPrediction {
     /// Error of the original profile, which was fitted to this number.
     fitted_error: f64,
     /// The parameters that are fitted again.
-    parameters: Vec<String>,
+    #[serde(rename = "parameters")]
+    refitted_parameters: Vec<String>,
     /// The published numbers to which these parameters are fitted again.
-    rest: Vec<&'static str>,
+    #[serde(rename = "rest")]
+    refit_published_ids: Vec<&'static str>,
     /// The prediction for the number that was left out. `None` if no other number determines a parameter.
     predicted: Option<f64>,
     error: Option<f64>,
@@ -118,7 +120,10 @@ fn joint_fit_group_of_row(
             // The profile of another NIC may have taken over a parameter of this one. A parameter on which this number
             // does not depend is left out.
             to.retain(|parameter| all.elasticity(at, parameter).abs() >= MIN_FITTED_ELASTICITY);
-            (to, row.published.id == canonical_id(row.published.id))
+            (
+                to,
+                row.published_number.id == canonical_id(row.published_number.id),
+            )
         })
         .collect();
     let mut group = JointFitGroup {
@@ -225,12 +230,12 @@ fn predict_left_out_row(
     Ok(LeftOutPrediction {
         id: row.id(),
         nic: row.profile_name,
-        published: row.published.value,
-        fitted_error: row.our_value / row.published.value - 1.0,
-        parameters: group.parameters.iter().map(|p| p.key.clone()).collect(),
-        rest: rest.map_or_else(Vec::new, ids),
+        published: row.published_number.value,
+        fitted_error: row.our_value / row.published_number.value - 1.0,
+        refitted_parameters: group.parameters.iter().map(|p| p.key.clone()).collect(),
+        refit_published_ids: rest.map_or_else(Vec::new, ids),
         predicted,
-        error: predicted.map(|value| value / row.published.value - 1.0),
+        error: predicted.map(|value| value / row.published_number.value - 1.0),
         bottleneck: bottleneck(nics, &row),
     })
 }
@@ -256,7 +261,8 @@ fn bottleneck(nics: &PublicationNicProfiles, row: &PublishedNumberRow) -> Option
 /// Returns an error if a simulation cannot run, or a file cannot be written.
 pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
     let nics = PublicationNicProfiles::default();
-    let Some(all) = ElasticitiesOfRows::compute_unless_interrupted(&nics, rows::compute_all()?)?
+    let Some(all) =
+        ElasticitiesOfRows::compute_unless_interrupted(&nics, rows::compute_all_rows()?)?
     else {
         return Ok(());
     };
@@ -299,11 +305,11 @@ pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
             row.predicted
                 .map_or_else(|| "-".to_owned(), format_all_significant),
             row.error.map_or_else(String::new, percent),
-            match row.rest.len() {
+            match row.refit_published_ids.len() {
                 0 => "-".to_owned(),
                 count => count.to_string(),
             },
-            row.parameters.join(", "),
+            row.refitted_parameters.join(", "),
         ]);
     }
     print_line(shown)?;
@@ -354,7 +360,12 @@ fn errors_by_bottleneck_csv(
             && canonical_id(row.id()) == row.id();
         if row.kind == OurNumberKind::Predicted && rate {
             let binds = bottleneck(nics, row);
-            let of = (binds, "predicted", row.published.value, row.our_value);
+            let of = (
+                binds,
+                "predicted",
+                row.published_number.value,
+                row.our_value,
+            );
             lines.insert(row.id(), of);
         }
     }
@@ -377,15 +388,18 @@ mod tests {
     #[test]
     fn a_number_is_predicted_where_others_determine_it() {
         let nics = PublicationNicProfiles::default();
-        let rows = rows::compute_for_nic("cx").expect("runs");
+        let rows = rows::compute_rows_for_nic("cx").expect("runs");
         let all = ElasticitiesOfRows::compute_unless_interrupted(&nics, rows).expect("runs");
         let all = all.expect("not interrupted");
         let row = |id: &str| all.rows.iter().position(|row| row.id() == id).expect(id);
         let left = predict_left_out_row(&all, &nics, row("t5_cx_send0")).expect("fits");
         // The other number describes the same rate.
-        assert_eq!(left.rest, ["t5_cx_send1"]);
+        assert_eq!(left.refit_published_ids, ["t5_cx_send1"]);
         assert!(left.error.expect("predicted").abs() < 0.01, "{left:?}");
         let alone = predict_left_out_row(&all, &nics, row("t5_cx_recv1")).expect("fits");
-        assert_eq!((alone.predicted, alone.rest.len()), (None, 0));
+        assert_eq!(
+            (alone.predicted, alone.refit_published_ids.len()),
+            (None, 0)
+        );
     }
 }

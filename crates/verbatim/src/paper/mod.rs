@@ -6,10 +6,10 @@ mod dpu_btree;
 mod figures;
 mod fit;
 mod leave_one_out;
-mod loops;
 mod model;
 mod nics;
 mod number;
+mod original_loops_comparison;
 mod parameters;
 mod profiles;
 mod rows;
@@ -24,8 +24,8 @@ use crate::CommandOutcome;
 use crate::output::{print_json, print_line, table};
 use crate::steps::{CommandSteps, is_interrupted};
 use digits::{format_all_significant, format_published};
-use loops::RelativeErrorStatistics;
 use number::{ComparedNumber, OurNumberKind, PublishedRelation};
+use original_loops_comparison::RelativeErrorStatistics;
 use simulated::SimulationResults;
 
 /// Arguments of `verbatim paper`.
@@ -87,7 +87,11 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut numbers = compare_all_numbers(&simulated);
     if is_interrupted() {
         // Without its simulation a number would be the model's.
-        numbers.retain(|number| simulated.missing_for(number.id()).is_empty());
+        numbers.retain(|number| {
+            simulated
+                .simulations_missing_for_number(number.id())
+                .is_empty()
+        });
     }
     if args.json {
         numbers.iter().try_for_each(print_json)?;
@@ -182,7 +186,7 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
         ]);
     }
     print_line(shown)?;
-    loops::print_numbers_with_both_loops(numbers)?;
+    original_loops_comparison::print_numbers_with_both_loops(numbers)?;
     print_reasons(
         "Off by more than their kind allows:",
         numbers.iter().filter(|n| n.exceeds_error_limit()),

@@ -42,7 +42,7 @@ impl PublicationNicProfiles {
 
     /// Returns the profiles with another value for a number of one profile; `None` if that profile has no such
     /// number.
-    pub(super) fn with_number(&self, nic: &str, key: &str, value: f64) -> Option<Self> {
+    pub(super) fn with_changed_number(&self, nic: &str, key: &str, value: f64) -> Option<Self> {
         let mut changed = self.clone();
         let profile = changed.0.iter_mut().find(|profile| profile.name == nic)?;
         *profile = profile.with_number(key, value)?;

@@ -94,13 +94,14 @@ pub(crate) struct ComparedNumber {
     published: f64,
     unit: &'static str,
     #[serde(rename = "where")]
-    place: &'static str,
+    place_in_publication: &'static str,
     ours: Option<f64>,
     /// Relative error: our number divided by the published number, minus 1; 0 if a bound holds.
     error: Option<f64>,
     /// The quantity as simulated with the loops of the authors' benchmark, if they were simulated, and its error.
     #[serde(skip_serializing_if = "Option::is_none")]
-    with_original_loops: Option<f64>,
+    #[serde(rename = "with_original_loops")]
+    value_with_original_loops: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error_with_original_loops: Option<f64>,
     kind: Option<OurNumberKind>,
@@ -109,12 +110,15 @@ pub(crate) struct ComparedNumber {
     fitted_parameters: Vec<String>,
     relation: PublishedRelation,
     /// Source of our number: `profile`, `model` or `simulation`.
-    from: Option<&'static str>,
+    #[serde(rename = "from")]
+    source_of_ours: Option<&'static str>,
     /// True if the error exceeds the limit of its kind. Arithmetic must agree in all printed digits, fitted numbers
     /// to 3 %, predicted numbers to 10 %.
-    off: bool,
+    #[serde(rename = "off")]
+    exceeds_error_limit: bool,
     /// The reason for an error above the limit, or for the lack of our number.
-    why: Option<&'static str>,
+    #[serde(rename = "why")]
+    reason_of_error_or_absence: Option<&'static str>,
 }
 
 impl ComparedNumber {
@@ -134,24 +138,24 @@ impl ComparedNumber {
             nic: published.nic,
             published: published.value,
             unit: published.unit,
-            place: published.place_in_publication,
+            place_in_publication: published.place_in_publication,
             ours: ours.map(|ours| ours.value),
             error,
-            with_original_loops: None,
+            value_with_original_loops: None,
             error_with_original_loops: None,
             kind: ours.map(|ours| ours.kind),
             fitted_parameters: Vec::new(),
             relation,
-            from: ours.map(|ours| ours.source),
-            off,
-            why: why.filter(|_| off || ours.is_none()),
+            source_of_ours: ours.map(|ours| ours.source),
+            exceeds_error_limit: off,
+            reason_of_error_or_absence: why.filter(|_| off || ours.is_none()),
         }
     }
 
     /// Returns this line with the result of a simulation that uses the loops of the authors' benchmark.
     pub(crate) fn with_original_loops(self, value: Option<f64>) -> ComparedNumber {
         ComparedNumber {
-            with_original_loops: value,
+            value_with_original_loops: value,
             error_with_original_loops: value.map(|value| value / self.published - 1.0),
             ..self
         }
@@ -172,7 +176,8 @@ impl ComparedNumber {
 
     /// Returns the result of a simulation with the loops of the authors' benchmark, and its error.
     pub(crate) fn original_loops_result(&self) -> Option<(f64, f64)> {
-        self.with_original_loops.zip(self.error_with_original_loops)
+        self.value_with_original_loops
+            .zip(self.error_with_original_loops)
     }
 
     pub(crate) fn id(&self) -> &'static str {
@@ -188,7 +193,7 @@ impl ComparedNumber {
     }
 
     pub(crate) fn place_in_publication(&self) -> &'static str {
-        self.place
+        self.place_in_publication
     }
 
     pub(crate) fn published(&self) -> f64 {
@@ -212,15 +217,15 @@ impl ComparedNumber {
     }
 
     pub(crate) fn from(&self) -> Option<&'static str> {
-        self.from
+        self.source_of_ours
     }
 
     pub(crate) fn exceeds_error_limit(&self) -> bool {
-        self.off
+        self.exceeds_error_limit
     }
 
     pub(crate) fn reason_of_error_or_absence(&self) -> Option<&'static str> {
-        self.why
+        self.reason_of_error_or_absence
     }
 }
 

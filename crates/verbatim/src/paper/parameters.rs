@@ -15,7 +15,7 @@ use crate::output::{print_json, print_line};
 use crate::steps::is_interrupted;
 
 /// Factor by which each number of a profile is raised.
-const RAISE_FACTOR: f64 = 1.08;
+const PERTURBATION_FACTOR: f64 = 1.08;
 
 /// Minimum elasticity that counts as a dependence. Results of simulations change by about this much when any number
 /// changes.
@@ -30,7 +30,8 @@ pub(super) struct ParameterDependence {
     /// Evidence for the parameter: `published`, `derived`, `fitted` or `assumed`.
     pub(super) source: &'static str,
     /// True if the parameter was fitted to this published number.
-    pub(super) to_this: bool,
+    #[serde(rename = "to_this")]
+    pub(super) is_fitted_to_this_number: bool,
 }
 
 /// A published number, with the parameters on which it depends.
@@ -66,7 +67,7 @@ pub(super) fn parameters_fitted_to(
 /// # Errors
 /// Returns an error if a simulation cannot run.
 pub(super) fn print_dependences(json: bool) -> Result<()> {
-    let rows = rows::compute_all()?;
+    let rows = rows::compute_all_rows()?;
     let mut dependent = find_dependences(&rows)?;
     if is_interrupted() {
         // It is not known on what the others depend.
@@ -83,13 +84,16 @@ pub(super) fn print_dependences(json: bool) -> Result<()> {
         "Percent by which each number changes when a number of the profile grows by 1 %; * fitted to this number, f fitted to \
          others, a assumed\n",
     )?;
-    dependent.iter().map(line).try_for_each(print_line)
+    dependent
+        .iter()
+        .map(dependence_line)
+        .try_for_each(print_line)
 }
 
-fn line(row: &DependentNumber) -> String {
+fn dependence_line(row: &DependentNumber) -> String {
     let one = |of: &ParameterDependence| {
         let mark = match of.source {
-            _ if of.to_this => "*",
+            _ if of.is_fitted_to_this_number => "*",
             "fitted" => " f",
             "assumed" => " a",
             _ => "",
@@ -126,7 +130,7 @@ fn find_dependences(rows: &[PublishedNumberRow]) -> Result<Vec<DependentNumber>>
         DependentNumber {
             id: row.id(),
             kind: row.kind,
-            published: row.published.value,
+            published: row.published_number.value,
             ours: row.our_value,
             depends_on,
         }
@@ -147,7 +151,7 @@ fn dependence(
         parameter: parameter.key.clone(),
         elasticity,
         source: number.map_or("", |number| number.source),
-        to_this: parameters_fitted_to(nics, row.id()).contains(parameter),
+        is_fitted_to_this_number: parameters_fitted_to(nics, row.id()).contains(parameter),
     }
 }
 
@@ -161,7 +165,8 @@ pub(super) fn elasticities(
     parameter: &ProfileParameter,
     rows: &[PublishedNumberRow],
 ) -> Result<Vec<Option<f64>>> {
-    let Some((changed, by)) = parameter.profiles_with_scaled_value(nics, RAISE_FACTOR) else {
+    let Some((changed, by)) = parameter.profiles_with_scaled_value(nics, PERTURBATION_FACTOR)
+    else {
         return Ok(vec![None; rows.len()]);
     };
     let mut simulated = SimulationResults::with_profiles(changed);
@@ -198,7 +203,7 @@ mod tests {
     /// The rates of ConnectX need no simulation.
     #[test]
     fn rates_depend_on_the_times_of_the_nic_that_were_fitted_to_them() {
-        let rows = rows::compute_for_nic("cx").expect("runs");
+        let rows = rows::compute_rows_for_nic("cx").expect("runs");
         let all = find_dependences(&rows).expect("runs");
         let of = |id: &str| {
             all.iter()
@@ -209,14 +214,14 @@ mod tests {
         };
         let first = &of("t5_cx_send0")[0];
         assert_eq!(
-            (first.parameter.as_str(), first.to_this),
+            (first.parameter.as_str(), first.is_fitted_to_this_number),
             ("processing.send_ns", true)
         );
         assert!((first.elasticity + 1.0).abs() < 0.01, "{first:?}");
         let payload = of("t5_cx_recv1");
         let keys: Vec<_> = payload
             .iter()
-            .map(|one| (one.parameter.as_str(), one.to_this))
+            .map(|one| (one.parameter.as_str(), one.is_fitted_to_this_number))
             .collect();
         assert_eq!(
             keys,

@@ -11,7 +11,7 @@ use super::number::{OurNumber, PublishedRelation};
 
 /// Returns our number for the published number `id`; `None` if it does not follow from the profiles.
 pub(super) fn our_number_for(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
-    let value = wqe_or_header_bytes(nics, id).or_else(|| computed_traffic_or_locks(nics, id));
+    let value = wqe_or_header_bytes(nics, id).or_else(|| pcie_traffic_or_atomic_locks(nics, id));
     let value = value
         .or_else(|| pcie_link_property(nics, id))
         .or_else(|| cluster_property(nics, id));
@@ -20,7 +20,7 @@ pub(super) fn our_number_for(nics: &PublicationNicProfiles, id: &str) -> Option<
         .or_else(|| number_published_as_bound(nics, id))
 }
 
-fn ud_send(payload: u32) -> Operation {
+fn ud_send_operation(payload: u32) -> Operation {
     Operation::new(Verb::Send, Transport::Ud, payload).inlined()
 }
 
@@ -48,7 +48,7 @@ fn footprint_of_postlist(
 }
 
 /// Returns a WRITE whose WQE has this number of bytes.
-fn write_with_wqe_bytes(nics: &PublicationNicProfiles, bytes: u32) -> Operation {
+fn rdma_write_with_wqe_bytes(nics: &PublicationNicProfiles, bytes: u32) -> Operation {
     let header = nics.profile_by_name("cib").wqe.uc_header_bytes.value;
     Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - header).inlined()
 }
@@ -61,7 +61,7 @@ fn wqe_or_header_bytes(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
     let longest = |verb, transport, lines| {
         wqe::max_inline_payload(cib, verb, transport, lines).map(f64::from)
     };
-    let response = ud_send(8).wqe_bytes(cib);
+    let response = ud_send_operation(8).wqe_bytes(cib);
     let write = |imm| {
         let plain = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
         let operation = if imm { plain.with_imm() } else { plain };
@@ -73,16 +73,19 @@ fn wqe_or_header_bytes(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
         "wqe_hdr_uc" => header(Verb::RdmaWrite, Transport::Uc),
         "wqe_hdr_ud" => header(Verb::Send, Transport::Ud),
         "wqe_hdr_recv" => f64::from(cib.wqe.recv_bytes.value),
-        "wqe_ud_min_lines" => cache_line_count_of_wqe(nics, &ud_send(1)),
+        "wqe_ud_min_lines" => cache_line_count_of_wqe(nics, &ud_send_operation(1)),
         "wqe_ud_ho_lines" => cache_line_count_of_wqe(nics, &header_only),
         "wqe_slide18_header" => f64::from(header_only.wqe_bytes(cib)),
         "wqe_slide18_size" => f64::from(cib.wqe.inline_size_bytes.value),
         "wqe_slide18_data" => f64::from(response) - header(Verb::Send, Transport::Ud),
         "wqe_slide18_unused" => f64::from(wqe::send_queue_slot_bytes(response) - response),
-        "seq_rpc_response_dma_bytes" => wqe_slot_bytes(nics, &ud_send(8)),
+        "seq_rpc_response_dma_bytes" => wqe_slot_bytes(nics, &ud_send_operation(8)),
         "seq_spec_s0_response_dma_bytes" => wqe_slot_bytes(nics, &header_only),
         "seq_spec_s0_dma_reduction" => {
-            100.0 * (1.0 - wqe_slot_bytes(nics, &header_only) / wqe_slot_bytes(nics, &ud_send(8)))
+            100.0
+                * (1.0
+                    - wqe_slot_bytes(nics, &header_only)
+                        / wqe_slot_bytes(nics, &ud_send_operation(8)))
         }
         "seq_imm_bytes" | "gen_imm_app_bytes" => write(true) - write(false),
         "seq_counter_bytes" => f64::from(nicmodel::ATOMIC_BYTES),
@@ -120,14 +123,21 @@ fn wqe_or_header_bytes(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
 }
 
 /// Returns our number for a published number of PCIe transactions or bytes, or of locks of atomics.
-fn computed_traffic_or_locks(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
-    let ten =
-        |method| footprint_of_postlist(nics, "cib", &write_with_wqe_bytes(nics, 65), method, 10);
+fn pcie_traffic_or_atomic_locks(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
+    let ten = |method| {
+        footprint_of_postlist(
+            nics,
+            "cib",
+            &rdma_write_with_wqe_bytes(nics, 65),
+            method,
+            10,
+        )
+    };
     let written = |bytes| {
         let one = footprint_of_postlist(
             nics,
             "cib",
-            &write_with_wqe_bytes(nics, bytes),
+            &rdma_write_with_wqe_bytes(nics, bytes),
             PostMethod::WqeByMmio,
             1,
         );
@@ -194,14 +204,14 @@ fn pcie_link_property(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
     Some(match id {
         "ud_send_dma_bw" => pcie::dma_read_mbytes_per_s(cib),
         "ud_send_dma_bound" => {
-            pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &ud_send(60))
+            pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &ud_send_operation(60))
         }
         "derived_cib_ho_dma_bound" => {
             pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &header_only)
         }
         "mmio_line_rate" => pcie::max_mmio_line_mops(cib),
         "ud_send_mmio_bound" => {
-            pcie::max_mmio_line_mops(cib) / cache_line_count_of_wqe(nics, &ud_send(60))
+            pcie::max_mmio_line_mops(cib) / cache_line_count_of_wqe(nics, &ud_send_operation(60))
         }
         "derived_cx3_dma_bw" => pcie::dma_read_mbytes_per_s(cx3),
         "derived_cx3_mmio_lines" => pcie::max_mmio_line_mops(cx3),
@@ -270,11 +280,11 @@ fn number_published_as_bound(nics: &PublicationNicProfiles, id: &str) -> Option<
     match id {
         "ud_send_dma_within" => at_most(below(
             printed("ud_send_batched_peak")?,
-            pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &ud_send(60)),
+            pcie::dma_read_mbytes_per_s(cib) / wqe_slot_bytes(nics, &ud_send_operation(60)),
         )),
         "ud_send_mmio_within" => at_most(below(
             printed("ud_send_nobatch_peak")?,
-            pcie::max_mmio_line_mops(cib) / cache_line_count_of_wqe(nics, &ud_send(60)),
+            pcie::max_mmio_line_mops(cib) / cache_line_count_of_wqe(nics, &ud_send_operation(60)),
         )),
         "appA_ll_overhead" => {
             let tlp = f64::from(wqe::CACHE_LINE_BYTES + cib.pcie.request_header_bytes.value);

@@ -17,7 +17,7 @@ use crate::steps::CommandSteps;
 /// A published number, and the profile from which our number is computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PublishedNumberRow {
-    pub(super) published: &'static PublishedNumber,
+    pub(super) published_number: &'static PublishedNumber,
     /// Name of the profile.
     pub(super) profile_name: &'static str,
     pub(super) kind: OurNumberKind,
@@ -29,12 +29,12 @@ pub(super) struct PublishedNumberRow {
 impl PublishedNumberRow {
     /// Returns the id of the published number.
     pub(super) fn id(&self) -> &'static str {
-        self.published.id
+        self.published_number.id
     }
 
     /// Returns true if the number is a rate in 10^6 a second, and not a ratio of rates.
     pub(super) fn is_rate(&self) -> bool {
-        ["Mrps", "Mops", "M/s", "MOps"].contains(&self.published.unit)
+        ["Mrps", "Mops", "M/s", "MOps"].contains(&self.published_number.unit)
     }
 }
 
@@ -51,9 +51,9 @@ fn is_position_of_maximum(id: &str) -> bool {
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn compute_all() -> Result<Vec<PublishedNumberRow>> {
+pub(super) fn compute_all_rows() -> Result<Vec<PublishedNumberRow>> {
     let name = |nic: &&str| format!("the numbers of {nic}");
-    let rows = run_jobs_in_parallel(&NICS, name, |nic| compute_for_nic(nic))?;
+    let rows = run_jobs_in_parallel(&NICS, name, |nic| compute_rows_for_nic(nic))?;
     Ok(rows.into_iter().flatten().flatten().collect())
 }
 
@@ -61,7 +61,7 @@ pub(super) fn compute_all() -> Result<Vec<PublishedNumberRow>> {
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn compute_for_nic(nic: &'static str) -> Result<Vec<PublishedNumberRow>> {
+pub(super) fn compute_rows_for_nic(nic: &'static str) -> Result<Vec<PublishedNumberRow>> {
     let mut simulated = SimulationResults::default();
     let of_nic = published::all_published_numbers()
         .iter()
@@ -98,7 +98,7 @@ fn row(
     }
     let ours = simulated_or_modelled(simulated, id)?;
     Ok(ours.map(|ours| PublishedNumberRow {
-        published,
+        published_number: published,
         profile_name: nic,
         kind: ours.kind,
         relation: ours.relation,
@@ -162,7 +162,7 @@ impl ProfileParameter {
         times: f64,
     ) -> Option<(PublicationNicProfiles, f64)> {
         let now = self.value(nics);
-        let changed = nics.with_number(&self.nic, &self.key, now * times)?;
+        let changed = nics.with_changed_number(&self.nic, &self.key, now * times)?;
         let then = self.value(&changed);
         if now <= 0.0 {
             return None;
@@ -171,7 +171,7 @@ impl ProfileParameter {
             return Some((changed, (then / now).ln()));
         }
         let by_one = now + f64::from(i8::from(times > 1.0)) * 2.0 - 1.0;
-        let changed = nics.with_number(&self.nic, &self.key, by_one)?;
+        let changed = nics.with_changed_number(&self.nic, &self.key, by_one)?;
         let then = self.value(&changed);
         (then != now && then > 0.0).then(|| (changed, (then / now).ln()))
     }

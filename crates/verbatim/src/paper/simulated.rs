@@ -79,11 +79,12 @@ pub(super) struct SimulationResults {
     drtm_rates_by_nic_and_put_percent: Vec<(&'static str, u32, f64)>,
     atomics_store_rates_by_nic_and_put_percent: Vec<(&'static str, u32, f64)>,
     /// Results of READs: NIC, window, outcome.
-    read_results_by_nic_and_window: Vec<(&'static str, usize, read_write_windows::WindowResult)>,
+    rdma_read_results_by_nic_and_window:
+        Vec<(&'static str, usize, read_write_windows::WindowResult)>,
     /// The study of BlueField-2.
     pub(super) dpu: DpuStudyResults,
     /// Simulations that a number needs and that have not run yet.
-    missing_simulations: RefCell<Vec<PaperSimulation>>,
+    requested_simulations: RefCell<Vec<PaperSimulation>>,
 }
 
 impl SimulationResults {
@@ -108,7 +109,7 @@ impl SimulationResults {
             .collect();
         let original = Self::original_loops_sequencer_setups();
         all.extend(
-            Self::herd_cores_and_batching(draw)
+            Self::herd_cores_and_batching_to_simulate(draw)
                 .into_iter()
                 .map(|(cores, batched)| PaperSimulation::Herd(cores, batched)),
         );
@@ -118,11 +119,11 @@ impl SimulationResults {
                 .map(PaperSimulation::SequencerWithOriginalLoops),
         );
         all.extend(
-            Self::herd_cores_and_batching(false)
+            Self::herd_cores_and_batching_to_simulate(false)
                 .into_iter()
                 .map(|(cores, batched)| PaperSimulation::HerdWithOriginalLoops(cores, batched)),
         );
-        let drtm = Self::drtm_nics_and_put_percents(draw);
+        let drtm = Self::drtm_nics_and_put_percents_to_simulate(draw);
         if draw {
             all.extend(
                 drtm.iter()
@@ -134,7 +135,7 @@ impl SimulationResults {
                 .map(|(nic, puts)| PaperSimulation::Drtm(nic, puts)),
         );
         all.extend(
-            Self::nics_and_read_windows()
+            Self::nics_and_read_windows_to_simulate()
                 .into_iter()
                 .map(|(nic, window)| PaperSimulation::ReadWindow(nic, window)),
         );
@@ -152,7 +153,7 @@ impl SimulationResults {
     /// Returns an error if a simulation cannot run on these profiles, or its result is wrong.
     pub(super) fn simulate_our_number(&mut self, id: &str) -> Result<Option<OurNumber>> {
         loop {
-            let missing = self.missing_for(id);
+            let missing = self.simulations_missing_for_number(id);
             if missing.is_empty() {
                 return Ok(self.our_number_for(id));
             }
@@ -163,13 +164,13 @@ impl SimulationResults {
     }
 
     /// Returns the simulations that the number of this id needs and that have not run.
-    pub(super) fn missing_for(&self, id: &str) -> Vec<PaperSimulation> {
-        self.missing_simulations.take();
+    pub(super) fn simulations_missing_for_number(&self, id: &str) -> Vec<PaperSimulation> {
+        self.requested_simulations.take();
         self.our_number_for(id);
-        let mut missing = self.missing_simulations.take();
+        let mut missing = self.requested_simulations.take();
         missing.extend(
             self.dpu
-                .take_missing_simulations()
+                .take_requested_simulations()
                 .into_iter()
                 .map(PaperSimulation::DpuStudy),
         );
@@ -203,11 +204,11 @@ impl SimulationResults {
     pub(super) fn simulate_and_keep_result(&mut self, run: PaperSimulation) -> Result<()> {
         match run {
             PaperSimulation::Sequencer(setup) => {
-                let outcome = run_sequencer(&self.nics, &setup)?;
+                let outcome = simulate_sequencer(&self.nics, &setup)?;
                 self.store_sequencer_run(setup, outcome);
             }
             PaperSimulation::SequencerWithOriginalLoops(setup) => {
-                let outcome = run_sequencer(&self.nics, &setup)?;
+                let outcome = simulate_sequencer(&self.nics, &setup)?;
                 self.original_loops_sequencer_runs.push((setup, outcome));
             }
             PaperSimulation::Herd(cores, batched) => {
@@ -250,7 +251,7 @@ impl SimulationResults {
                     measured_time: Duration::from_micros(300),
                 };
                 let outcome = read_write_windows::run(self.nics.profile_by_name(nic), &setup)?;
-                self.read_results_by_nic_and_window
+                self.rdma_read_results_by_nic_and_window
                     .push((nic, window, outcome));
             }
             PaperSimulation::DpuStudy(what) => self
@@ -273,13 +274,13 @@ impl SimulationResults {
     }
 
     /// Records that the simulation `run` is missing if `found` is `None`.
-    fn or_mark_missing<T>(
+    fn or_request_simulation<T>(
         &self,
         found: Option<T>,
         run: impl FnOnce() -> PaperSimulation,
     ) -> Option<T> {
         if found.is_none() {
-            let mut missing = self.missing_simulations.borrow_mut();
+            let mut missing = self.requested_simulations.borrow_mut();
             let run = run();
             if !missing.contains(&run) {
                 missing.push(run);
@@ -332,7 +333,7 @@ impl SimulationResults {
     }
 
     /// Returns the simulations for the numbers of HERD, and with `draw` for Figure 9: cores, and `true` with batches.
-    fn herd_cores_and_batching(draw: bool) -> Vec<(usize, bool)> {
+    fn herd_cores_and_batching_to_simulate(draw: bool) -> Vec<(usize, bool)> {
         if !draw {
             return vec![
                 (1, false),
@@ -361,23 +362,23 @@ impl SimulationResults {
     fn herd_result(&self, cores: usize, batched: bool) -> Option<&kv::KvResult> {
         let mut found = self.herd_runs_by_cores_and_batching.iter();
         let found = found.find(|(n, with, _)| (*n, *with) == (cores, batched));
-        let found = self.or_mark_missing(found, || PaperSimulation::Herd(cores, batched));
+        let found = self.or_request_simulation(found, || PaperSimulation::Herd(cores, batched));
         found.map(|(_, _, outcome)| outcome)
     }
 
     /// Returns the NICs whose best windows of READs are published, each with all windows to simulate.
-    fn nics_and_read_windows() -> Vec<(&'static str, usize)> {
+    fn nics_and_read_windows_to_simulate() -> Vec<(&'static str, usize)> {
         let of = |nic| (0..=11).map(move |power| (nic, 1 << power));
         of("cib").chain(of("cx3")).collect()
     }
 
     /// Returns the results of READs on a NIC over windows.
-    pub(super) fn read_window_results(
+    pub(super) fn rdma_read_results_by_window(
         &self,
         nic: &str,
     ) -> impl Iterator<Item = (usize, read_write_windows::WindowResult)> {
         let of_nic = self
-            .read_results_by_nic_and_window
+            .rdma_read_results_by_nic_and_window
             .iter()
             .filter(move |(name, ..)| *name == nic);
         of_nic.map(|&(_, window, outcome)| (window, outcome))
@@ -385,16 +386,16 @@ impl SimulationResults {
 
     /// Returns the smallest window with the highest rate of READs.
     fn best_read_window(&self, nic: &'static str) -> Option<usize> {
-        for (_, window) in Self::nics_and_read_windows()
+        for (_, window) in Self::nics_and_read_windows_to_simulate()
             .into_iter()
             .filter(|p| p.0 == nic)
         {
             let found = self
-                .read_window_results(nic)
+                .rdma_read_results_by_window(nic)
                 .find(|(done, _)| *done == window);
-            self.or_mark_missing(found, || PaperSimulation::ReadWindow(nic, window));
+            self.or_request_simulation(found, || PaperSimulation::ReadWindow(nic, window));
         }
-        let best = self.read_window_results(nic).reduce(|best, next| {
+        let best = self.rdma_read_results_by_window(nic).reduce(|best, next| {
             if next.1.rate_mops > best.1.rate_mops {
                 next
             } else {
@@ -406,7 +407,7 @@ impl SimulationResults {
 
     /// Returns the simulations for the numbers of Figure 10, and with `draw` for the figure: NIC, and share of PUTs
     /// in %.
-    fn drtm_nics_and_put_percents(draw: bool) -> Vec<(&'static str, u32)> {
+    fn drtm_nics_and_put_percents_to_simulate(draw: bool) -> Vec<(&'static str, u32)> {
         if !draw {
             return vec![("cib", 0), ("cib", 10), ("cx3", 0), ("cx3", 100)];
         }
@@ -433,7 +434,7 @@ impl SimulationResults {
                 .iter()
                 .find(|run| (run.0, run.1) == (nic, share));
             Some(
-                self.or_mark_missing(found, || PaperSimulation::Drtm(nic, share))?
+                self.or_request_simulation(found, || PaperSimulation::Drtm(nic, share))?
                     .2,
             )
         };
@@ -479,7 +480,7 @@ impl SimulationResults {
         let mut found =
             found.filter(|(setup, _)| setup.design == design && setup.server_cores == cores);
         let run = || PaperSimulation::Sequencer(SequencerParameters::paper_setup(design, cores));
-        self.or_mark_missing(found.next(), run)
+        self.or_request_simulation(found.next(), run)
             .map(|(_, outcome)| outcome)
     }
 
@@ -560,7 +561,7 @@ impl SimulationResults {
             "gen_rtt" => {
                 let run = || PaperSimulation::Sequencer(round_trip_setup());
                 (
-                    self.or_mark_missing(self.unloaded_round_trip_us, run)?,
+                    self.or_request_simulation(self.unloaded_round_trip_us, run)?,
                     OurNumberKind::Fitted,
                 )
             }
@@ -575,7 +576,7 @@ impl SimulationResults {
 }
 
 /// Runs the sequencer on a Connect-IB.
-fn run_sequencer(
+fn simulate_sequencer(
     nics: &PublicationNicProfiles,
     setup: &SequencerParameters,
 ) -> Result<SequencerResult> {

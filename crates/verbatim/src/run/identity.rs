@@ -59,7 +59,7 @@ fn of_profile(profile: &Profile) -> Result<PresentedIdentity> {
         identity: identity(says)?,
         capabilities: None,
         link_layer: link_layer(profile.link_layer),
-        port_count: ports(says),
+        port_count: port_count(says),
     })
 }
 
@@ -73,7 +73,7 @@ fn of_adapter(adapter: &AdapterWithoutCosts) -> Result<PresentedIdentity> {
         identity: identity(&adapter.identity)?,
         capabilities: Some(capabilities.with_context(|| format!("the adapter {}", adapter.name))?),
         link_layer: link_layer(adapter.link_layer),
-        port_count: ports(&adapter.identity),
+        port_count: port_count(&adapter.identity),
     })
 }
 
@@ -88,7 +88,7 @@ fn identity(says: &profile::Identity) -> Result<Identity> {
     Ok(identity)
 }
 
-fn ports(says: &profile::Identity) -> Option<u8> {
+fn port_count(says: &profile::Identity) -> Option<u8> {
     let ports = says.ports.as_ref()?.value;
     Some(u8::try_from(ports).unwrap_or(MAX_PORTS).clamp(1, MAX_PORTS))
 }

@@ -16,11 +16,11 @@ const BUILT_AND_LOADED_NAMES: [(&str, &str); 3] = [
     ("libverbatim_dropin_umad.so", "libibumad.so.3"),
 ];
 /// The library with the tap for programs on the machine's own libibverbs.
-const TAP: &str = "libverbatim_tap.so";
+const TAP_LIBRARY: &str = "libverbatim_tap.so";
 /// The library by which programs of users without CAP_SYS_ADMIN find the device's files.
-const VIEW: &str = "libverbatim_view.so";
+const VIEW_LIBRARY: &str = "libverbatim_view.so";
 /// The library that carries TCP connections over RDMA.
-const SOCKETS: &str = "libverbatim_sockets.so";
+const SOCKETS_LIBRARY: &str = "libverbatim_sockets.so";
 /// Folder beside the libraries with links to this program under other names, see [`super::tools`].
 pub(super) const TOOL_LINKS_FOLDER: &str = "bin";
 /// Name of this program in that folder.
@@ -30,7 +30,7 @@ const PROGRAM_FILE_NAME: &str = "verbatim";
 /// Folder of the installed libraries, relative to the folder of this program.
 const INSTALLED_LIBRARIES_FOLDER: &str = "../lib/verbatim";
 /// Folder for links with the libraries' names, relative to this program's folder in a build.
-const LINKS_FOLDER: &str = "dropin/lib";
+const LIBRARY_LINKS_FOLDER: &str = "dropin/lib";
 
 /// Returns the folder that holds `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3`.
 pub(super) fn find_dropin_folder() -> Result<PathBuf> {
@@ -39,17 +39,19 @@ pub(super) fn find_dropin_folder() -> Result<PathBuf> {
 
 /// Returns the library that puts the tap in front of the machine's own libibverbs.
 pub(super) fn find_tap_library() -> Result<PathBuf> {
-    find_preload(&own_folder()?, TAP).context("the library that counts verbs is not there")
+    find_preload_library(&own_folder()?, TAP_LIBRARY)
+        .context("the library that counts verbs is not there")
 }
 
 /// Returns the library that shows the files of the device.
 pub(super) fn find_view_library() -> Result<PathBuf> {
-    find_preload(&own_folder()?, VIEW).context("the library that shows files is not there")
+    find_preload_library(&own_folder()?, VIEW_LIBRARY)
+        .context("the library that shows files is not there")
 }
 
 /// Returns the library that carries TCP connections over RDMA.
 pub(crate) fn find_sockets_library() -> Result<PathBuf> {
-    find_preload(&own_folder()?, SOCKETS)
+    find_preload_library(&own_folder()?, SOCKETS_LIBRARY)
         .context("the library that carries connections is not there")
 }
 
@@ -62,7 +64,7 @@ fn own_folder() -> Result<PathBuf> {
 }
 
 /// Finds a library to preload, in a build or an installation.
-fn find_preload(folder: &Path, name: &str) -> Result<PathBuf> {
+fn find_preload_library(folder: &Path, name: &str) -> Result<PathBuf> {
     let places = [
         folder.join(name),
         folder.join(INSTALLED_LIBRARIES_FOLDER).join(name),
@@ -134,7 +136,7 @@ fn find_or_create_private_shm_folder() -> Option<PathBuf> {
 /// Returns a folder of links to the libraries in `build`. The folder lies in `build`, or in one of `caches` if this
 /// user may not write to `build`.
 fn create_folder_of_links(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
-    let links = build.join(LINKS_FOLDER);
+    let links = build.join(LIBRARY_LINKS_FOLDER);
     let made = create_links_in(&links, Path::new("../.."));
     if made.is_ok() {
         return Ok(links);
@@ -245,12 +247,14 @@ mod tests {
         for folder in [&bin, &lib] {
             std::fs::create_dir_all(folder).expect("made");
         }
-        let missing = find_preload(&bin, TAP).expect_err("nothing there");
+        let missing = find_preload_library(&bin, TAP_LIBRARY).expect_err("nothing there");
         assert!(missing.to_string().contains("cargo build"), "{missing}");
         for folder in [&lib, &bin] {
-            std::fs::write(folder.join(TAP), "library").expect("written");
-            let found = find_preload(&bin, TAP).expect("found").canonicalize();
-            let there = folder.join(TAP).canonicalize();
+            std::fs::write(folder.join(TAP_LIBRARY), "library").expect("written");
+            let found = find_preload_library(&bin, TAP_LIBRARY)
+                .expect("found")
+                .canonicalize();
+            let there = folder.join(TAP_LIBRARY).canonicalize();
             assert_eq!(found.expect("there"), there.expect("there"));
         }
     }

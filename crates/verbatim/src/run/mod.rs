@@ -13,18 +13,18 @@
 //! - [`tools`]: `rdma(8)`, which queries the kernel;
 //! - [`summary`]: the report on the program's use of RDMA.
 
-mod copies;
 mod identity;
 mod library;
 mod namespace;
 mod preload;
+mod rdma_tool;
 mod summary;
-mod tools;
 mod view;
+mod view_file_copies;
 
 pub(crate) use library::find_sockets_library;
 pub(crate) use preload::ld_preload_value;
-pub(crate) use tools::exec_system_rdma_if_called_rdma;
+pub(crate) use rdma_tool::exec_system_rdma_if_called_rdma;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -42,7 +42,7 @@ use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
 use crate::program::{not_found_hint, run_to_end};
 use namespace::{EnterResult, UserNamespaceFileLock};
-use preload::PRELOAD;
+use preload::PRELOAD_VARIABLE;
 
 /// Arguments of `verbatim run`.
 #[derive(clap::Args)]
@@ -216,7 +216,10 @@ fn prepare_program_for_softnic(
     let asked = args.preload || args.summary;
     if asked || preload::runs_python(command.get_program()) {
         command
-            .env(PRELOAD, ld_preload_value(&folder.join("libibverbs.so.1"))?)
+            .env(
+                PRELOAD_VARIABLE,
+                ld_preload_value(&folder.join("libibverbs.so.1"))?,
+            )
             .env(REPORT_UNUSED_VARIABLE, if asked { "1" } else { "wheels" });
     }
     if args.why {
@@ -241,10 +244,10 @@ fn prepare_program_for_softnic(
     let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref(), None) else {
         return Ok(None);
     };
-    if let Some(path) = tools::path_with_own_rdma_first(&folder) {
+    if let Some(path) = rdma_tool::path_with_own_rdma_first(&folder) {
         command.env("PATH", path);
     }
-    if args.preload || tools::is_rdma(command.get_program()) {
+    if args.preload || rdma_tool::is_rdma_tool(command.get_program()) {
         prepend_preload(&library::find_view_library()?, command)?;
     }
     let mut door = None;
@@ -273,8 +276,8 @@ fn prepare_program_for_softnic(
 fn show_files_by_preload(files: &[SysfsFile], command: &mut Command) -> Result<()> {
     prepend_preload(&library::find_view_library()?, command)?;
     command.env(
-        copies::VIEW_FOLDER_VARIABLE,
-        copies::find_or_create_folder(files)?,
+        view_file_copies::VIEW_FOLDER_VARIABLE,
+        view_file_copies::find_or_create_folder(files)?,
     );
     Ok(())
 }
@@ -282,14 +285,16 @@ fn show_files_by_preload(files: &[SysfsFile], command: &mut Command) -> Result<(
 /// Adds a library before all other libraries that the program preloads.
 fn prepend_preload(library: &Path, command: &mut Command) -> Result<()> {
     let mut libraries = ld_preload_value(library)?;
-    let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
+    let own = command
+        .get_envs()
+        .find(|(name, _)| *name == PRELOAD_VARIABLE);
     if let Some((_, Some(own))) = own {
         // The program's variable ends with the list of this process too, so that list appears twice. This is harmless:
         // the loader loads each library once.
         libraries.push(OsStr::new(":"));
         libraries.push(own);
     }
-    command.env(PRELOAD, libraries);
+    command.env(PRELOAD_VARIABLE, libraries);
     Ok(())
 }
 
@@ -310,7 +315,10 @@ fn preload_tap_for_system_provider(args: &Args, command: &mut Command) -> Result
     fault::refuse_faults_for_system_provider(&args.fault)?;
     args::refuse_capture_for_system_provider(&args.capture)?;
     if args.ledger.is_wanted() || args.summary || args.trace.is_some() {
-        command.env(PRELOAD, ld_preload_value(&library::find_tap_library()?)?);
+        command.env(
+            PRELOAD_VARIABLE,
+            ld_preload_value(&library::find_tap_library()?)?,
+        );
     }
     Ok(())
 }

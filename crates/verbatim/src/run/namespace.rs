@@ -75,7 +75,7 @@ pub(super) fn enter_own_mount_namespace(
 
 /// Enters this user's namespace, or creates it.
 fn join_or_create_user_namespace(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResult> {
-    let mut note = open_number_file(&number_file_path())?;
+    let mut note = open_namespace_number_file(&namespace_number_file_path())?;
     // Take the lock, because a program that starts at the same time must find the namespace of this one.
     flock(&note, FlockOperation::LockExclusive).context("cannot lock the note")?;
     let mut number = String::new();
@@ -120,11 +120,11 @@ pub(super) fn own_user_namespace_inode() -> io::Result<OsString> {
 }
 
 /// Returns the path of the file with the number of this user's namespace.
-fn number_file_path() -> PathBuf {
+fn namespace_number_file_path() -> PathBuf {
     PathBuf::from(format!("/dev/shm/verbatim-{}.userns", geteuid().as_raw()))
 }
 
-fn open_number_file(path: &Path) -> Result<File> {
+fn open_namespace_number_file(path: &Path) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = open(path, flags, Mode::RUSR | Mode::WUSR);
     let note = opened.with_context(|| format!("cannot open {}", path.display()))?;

@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use crate::program::{file_that_execvp_runs, first_line};
 
 /// Environment variable that names the libraries that the loader loads before the libraries of a program.
-pub(super) const PRELOAD: &str = "LD_PRELOAD";
+pub(super) const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 /// Returns the value for `LD_PRELOAD`: `library`, then the libraries in this process's `LD_PRELOAD`.
 pub(crate) fn ld_preload_value(library: &Path) -> Result<OsString> {
@@ -23,12 +23,12 @@ pub(crate) fn ld_preload_value(library: &Path) -> Result<OsString> {
         .any(|b| b": $".contains(b))
     {
         bail!(
-            "{} has a space, a colon or a dollar sign in it, which {PRELOAD} cannot say; move it elsewhere",
+            "{} has a space, a colon or a dollar sign in it, which {PRELOAD_VARIABLE} cannot say; move it elsewhere",
             library.display()
         );
     }
     let mut libraries = library.as_os_str().to_owned();
-    let before = std::env::var_os(PRELOAD);
+    let before = std::env::var_os(PRELOAD_VARIABLE);
     if let Some(before) = before.as_deref().filter(|libraries| !libraries.is_empty()) {
         libraries.push(OsStr::new(":"));
         libraries.push(before);

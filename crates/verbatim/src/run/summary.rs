@@ -14,7 +14,7 @@ const MAX_PRINTED_COMMAND_CHARS: usize = 60;
 /// The counts of one process.
 #[derive(Default)]
 struct ProcessCounts {
-    queue_pairs: BTreeMap<Transport, u64>,
+    queue_pair_count_by_transport: BTreeMap<Transport, u64>,
     sent_count_and_bytes: BTreeMap<Verb, (u64, u64)>,
     received_messages: u64,
     failed_completions: u64,
@@ -32,7 +32,10 @@ impl ProcessCounts {
     }
 
     fn add_queue_pair(&mut self, qp: &QueuePair) {
-        *self.queue_pairs.entry(qp.transport).or_default() += 1;
+        *self
+            .queue_pair_count_by_transport
+            .entry(qp.transport)
+            .or_default() += 1;
         for counted in &qp.sent {
             let (count, bytes) = self
                 .sent_count_and_bytes
@@ -62,11 +65,11 @@ impl ProcessCounts {
 
     /// Formats the counts as one line: queue pairs, work requests by verb, failures.
     fn summary_line(&self) -> String {
-        if self.queue_pairs.is_empty() {
+        if self.queue_pair_count_by_transport.is_empty() {
             return "opened a device, and created no queue pair".to_owned();
         }
         let mut words: Vec<String> = self
-            .queue_pairs
+            .queue_pair_count_by_transport
             .iter()
             .map(|(transport, count)| format!("{count} {transport} queue pair{}", plural(*count)))
             .collect();
@@ -123,7 +126,7 @@ pub(super) fn format_report(ledger: &Ledger) -> String {
         .sum();
     let queue_pairs = processes
         .iter()
-        .any(|(_, sums)| !sums.queue_pairs.is_empty());
+        .any(|(_, sums)| !sums.queue_pair_count_by_transport.is_empty());
     let processes_word = if count == 1 { "process" } else { "processes" };
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -151,7 +154,7 @@ pub(super) fn format_report(ledger: &Ledger) -> String {
         ),
     };
     for (process, sums) in &processes {
-        let _ = writeln!(text, "  {}: {}", name(process), sums.summary_line());
+        let _ = writeln!(text, "  {}: {}", process_name(process), sums.summary_line());
     }
     for note in &ledger.notes {
         let _ = writeln!(text, "  note: {note}");
@@ -160,7 +163,7 @@ pub(super) fn format_report(ledger: &Ledger) -> String {
 }
 
 /// Returns a name for a process: its process id and its command line.
-fn name(process: &OperationProfile) -> String {
+fn process_name(process: &OperationProfile) -> String {
     let shown: String = process
         .program
         .chars()

@@ -24,30 +24,30 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     pub(super) duration: Option<Duration>,
     /// How often each design runs, in turn with the others
-    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     /// Client processes, at most 64 [default: 1]; on a simulated NIC clients, at most 16384 [default: 70]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of clients", 1..=sequencer::counter::MAX_CLIENTS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of clients", 1..=sequencer::counter::MAX_CLIENTS))]
     pub(super) clients: Option<usize>,
     /// Threads of each client process, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of threads", 1..=64usize))]
     pub(super) threads: usize,
     /// Worker threads of the server
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of workers", 1..=64usize))]
     pub(super) workers: usize,
     /// Requests that a client has outstanding [default: 256; 32 on a simulated NIC]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     pub(super) window: Option<usize>,
     /// Requests that a client posts with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_parser_in_range("a postlist", 1..=64usize))]
     pub(super) postlist: usize,
     /// Requests that a worker answers with one doorbell, at most [default: 64; 16 on a simulated NIC]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a batch", 1..=64usize))]
     pub(super) batch: Option<usize>,
     /// UD queue pairs of a worker: batches of rpc designs rotate over them, and each has clients of its
     /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1; on a simulated NIC for each of its ports, and 3 in
     /// spec-s0, too]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of queue pairs", 1..=64usize))]
     pub(super) queues: Option<usize>,
     /// The first number
     #[arg(long, value_name = "N", default_value = "0", value_parser = args::parse_decimal_or_hex_u64)]
@@ -123,20 +123,20 @@ impl Args {
 pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile
     /// goes; several are compared. Clients, windows and batches are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "threads", "workers", "start"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["nic_file", "rounds", "threads", "workers", "start"])]
     pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "threads", "workers", "start"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["rounds", "threads", "workers", "start"])]
     pub(super) nic_file: Option<PathBuf>,
     /// Where the simulated server and its counter are: host, or dpu on a NIC that has one, such as bf2 [default: host]
     #[arg(long, value_name = "PLACE")]
     pub(super) place: Option<CorePlace>,
     /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
     /// profile]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of cores", 1..=64usize))]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_parser_in_range("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,
     /// Machines that clients run on [default: as few as have a core for each client]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of machines", 1..=40_000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of machines", 1..=40_000usize))]
     pub(super) machines: Option<usize>,
     /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients over RPC are stop-and-go and
     /// post each request alone, a worker takes one request of each client in a pass and has a doorbell for each port, and

@@ -4,9 +4,9 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use sequencer::{Client, ClientConfig, ClientReport, NumberChecker, RunEnd};
+use sequencer::{Client, ClientConfig, ClientReport, NumberChecker, RunLimit};
 
-use super::lines::ServeOrClientLine;
+use super::json_lines::ServeOrClientLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -26,16 +26,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Ask for so many numbers instead (each thread)
-    #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = args::integer_in_range("a count of numbers", 1..=u64::MAX))]
+    #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = args::integer_parser_in_range("a count of numbers", 1..=u64::MAX))]
     count: Option<u64>,
     /// Threads, each a client of its own
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of threads", 1..=64usize))]
     threads: usize,
     /// Requests outstanding, of each thread
-    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_in_range("a window", 1..=4096usize))]
+    #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     window: usize,
     /// Requests posted with one doorbell
-    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_parser_in_range("a postlist", 1..=64usize))]
     postlist: usize,
     /// How long to try to reach a server that is not there (any more)
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::parse_duration_from_10ms)]
@@ -66,12 +66,12 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         nic: nic.config,
         window: args.window,
         batch: args.postlist,
-        reconnect_ms: millis(args.reconnect),
+        reconnect_timeout_ms: millis(args.reconnect),
         ..ClientConfig::default()
     };
     let until = args
         .count
-        .map_or(RunEnd::DurationMs(millis(args.duration)), RunEnd::Count);
+        .map_or(RunLimit::DurationMs(millis(args.duration)), RunLimit::Count);
     let mut clients: Vec<Client> = (0..args.threads)
         .map(|_| Client::connect(config.clone()).context("is the server running?"))
         .collect::<Result<_>>()?;
@@ -82,12 +82,12 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         .unwrap_or(0);
 
     let interruptible = InterruptibleLoad::start()?;
-    let reports = run_all(&mut clients, until, &config.server, args.json);
+    let reports = run_all_clients(&mut clients, until, &config.server, args.json);
     interruptible.finish();
 
     let mut checker = NumberChecker::new(start);
     for (thread, report) in reports.iter().enumerate() {
-        checker.add(&format!("thread {thread}"), report);
+        checker.add_report(&format!("thread {thread}"), report);
         if args.json {
             print_json(&ServeOrClientLine::Report(Box::new(report.clone())))?;
         } else {
@@ -97,8 +97,8 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     // Other clients have received the numbers between these, so only the server can count skipped
     // numbers.
     let verdict = checker.verdict(None);
-    let good = verdict.duplicates == 0 && verdict.not_increasing == 0;
-    let some = any_answered_or_print_error(verdict.numbers, verdict.lost);
+    let good = verdict.duplicates == 0 && verdict.not_increasing_numbers == 0;
+    let some = any_answered_or_print_error(verdict.checked_numbers, verdict.lost_messages);
     let ended = reports
         .iter()
         .filter_map(|report| report.failures.end_reason.as_ref());
@@ -108,9 +108,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     } else {
         print_line(format_args!(
             "{} numbers, {} given twice, {} out of order: {}",
-            verdict.numbers,
+            verdict.checked_numbers,
             verdict.duplicates,
-            verdict.not_increasing,
+            verdict.not_increasing_numbers,
             match (good, some) {
                 (false, _) => "NOT A SEQUENCE",
                 (true, false) => "NOTHING VERIFIED",
@@ -129,7 +129,12 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
 }
 
 /// Runs all clients, each in its own thread, with a common start.
-fn run_all(clients: &mut [Client], until: RunEnd, server: &str, json: bool) -> Vec<ClientReport> {
+fn run_all_clients(
+    clients: &mut [Client],
+    until: RunLimit,
+    server: &str,
+    json: bool,
+) -> Vec<ClientReport> {
     let bar = output::activity_display(json);
     bar.set_message(format!("{} from {}", clients[0].design(), server));
     bar.enable_steady_tick(Duration::from_secs(1));
@@ -165,7 +170,7 @@ fn print_client_report(thread: usize, report: &ClientReport) -> Result<()> {
          lost {}, reconnects {}, wrong guesses {}",
         report.design,
         format_three_digits(report.rate / 1e6),
-        report.requests,
+        report.received_number_count,
         format_three_digits(report.seconds),
         failures.lost,
         failures.reconnects,

@@ -2,8 +2,8 @@
 
 mod arguments;
 mod client;
-mod ladder;
-mod lines;
+mod compare;
+mod json_lines;
 mod report;
 mod round;
 mod serve;
@@ -69,6 +69,6 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         Some(SequencerSubcommand::Serve(args)) => serve::run(args),
         Some(SequencerSubcommand::Client(args)) => client::run(args),
         None if args.ladder.simulation.is_asked_for() => simulated::run(&args.ladder),
-        None => ladder::run(args.ladder),
+        None => compare::run(args.ladder),
     }
 }

@@ -16,10 +16,12 @@ pub(super) struct Row {
     pub(super) design: Design,
     pub(super) summary: &'static str,
     /// The kind of NIC that was measured.
-    pub(super) kind: &'static str,
+    #[serde(rename = "kind")]
+    pub(super) nic_kind: &'static str,
     pub(super) rate_per_s: MedianAndSpread,
     /// The rate divided by the rate of the table's first design in the same round.
-    pub(super) ratio_to_first: MedianAndSpread,
+    #[serde(rename = "ratio_to_first")]
+    pub(super) rate_ratio_to_first_design: MedianAndSpread,
     pub(super) latency_ns_p50: f64,
     pub(super) latency_ns_p99: f64,
     /// Answers per doorbell of the server. With atomics no server answers; the number is then the
@@ -29,8 +31,10 @@ pub(super) struct Row {
     pub(super) doorbells_per_request: f64,
     /// Cache lines that carry a request and its answer between client and server.
     pub(super) cache_lines_per_request: f64,
-    pub(super) lost: u64,
-    pub(super) verified: bool,
+    #[serde(rename = "lost")]
+    pub(super) lost_requests: u64,
+    #[serde(rename = "verified")]
+    pub(super) all_verified: bool,
 }
 
 /// Returns the number of cache lines that carry a request and its answer between client and server.
@@ -78,9 +82,9 @@ pub(super) fn row(
     Ok(Row {
         design,
         summary: design.summary(),
-        kind,
+        nic_kind: kind,
         rate_per_s: spread(of(design).map(|r| r.rate_per_s))?,
-        ratio_to_first: spread(
+        rate_ratio_to_first_design: spread(
             of(design)
                 .zip(of(first))
                 .map(|(round, first)| round.rate_per_s / first.rate_per_s),
@@ -90,8 +94,8 @@ pub(super) fn row(
         requests_per_doorbell: requests / answering.max(1.0),
         doorbells_per_request: (client + server) / requests,
         cache_lines_per_request: cache_lines_per_request(design),
-        lost: sum(|r| r.lost),
-        verified: of(design).all(|round| round.verdict.ok),
+        lost_requests: sum(|r| r.lost_requests),
+        all_verified: of(design).all(|round| round.verdict.ok),
     })
 }
 
@@ -120,13 +124,16 @@ pub(super) fn print_comparison(
         table.add_row([
             row.design.to_string(),
             format_rate_mops(row.rate_per_s),
-            format!("{} x", format_three_digits(row.ratio_to_first.median)),
+            format!(
+                "{} x",
+                format_three_digits(row.rate_ratio_to_first_design.median)
+            ),
             format_time_ns(row.latency_ns_p50),
             format_time_ns(row.latency_ns_p99),
             format_three_digits(row.requests_per_doorbell),
             format_three_digits(row.doorbells_per_request),
             format_three_digits(row.cache_lines_per_request),
-            yes_or_no(row.verified).to_owned(),
+            yes_or_no(row.all_verified).to_owned(),
         ]);
     }
     print_line(table)?;
@@ -142,10 +149,10 @@ pub(super) fn print_comparison(
     for line in describe_design_differences(rows) {
         print_line(format_args!("- {line}"))?;
     }
-    for row in rows.iter().filter(|row| row.lost > 0) {
+    for row in rows.iter().filter(|row| row.lost_requests > 0) {
         eprintln!(
             "note: {}: {} answers were lost and asked for again",
-            row.design, row.lost
+            row.design, row.lost_requests
         );
     }
     Ok(())
@@ -304,7 +311,7 @@ mod tests {
             client_doorbells: 10,
             server_doorbells: if design == Design::Atomics { 0 } else { 50 },
             wrong_guesses: 0,
-            lost: 0,
+            lost_requests: 0,
             verdict: checker.verdict(Some(10)),
         }
     }
@@ -326,9 +333,9 @@ mod tests {
     #[test]
     fn ratios_are_of_the_same_round() {
         let rows = rows();
-        let ratio = rows[4].ratio_to_first;
+        let ratio = rows[4].rate_ratio_to_first_design;
         assert_eq!((ratio.min, ratio.median, ratio.max), (5.0, 5.0, 5.0));
-        assert_eq!(rows[0].ratio_to_first.median, 1.0);
+        assert_eq!(rows[0].rate_ratio_to_first_design.median, 1.0);
     }
 
     #[test]
@@ -384,7 +391,7 @@ mod tests {
         assert!(
             !row(Design::Rpc, Design::Rpc, "software NIC", &rounds)
                 .unwrap()
-                .verified
+                .all_verified
         );
     }
 }

@@ -8,7 +8,7 @@ use sequencer::{ClientReport, Design, NumberChecker, NumberVerdict, ServerStats}
 use serde::Serialize;
 
 use super::arguments::Args;
-use super::lines::ServeOrClientLine;
+use super::json_lines::ServeOrClientLine;
 use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 
 /// The results of one design in one round.
@@ -26,7 +26,8 @@ pub(super) struct Round {
     pub(super) client_doorbells: u64,
     pub(super) server_doorbells: u64,
     pub(super) wrong_guesses: u64,
-    pub(super) lost: u64,
+    #[serde(rename = "lost")]
+    pub(super) lost_requests: u64,
     pub(super) verdict: NumberVerdict,
 }
 
@@ -52,7 +53,7 @@ pub(super) fn run_design_once(
     for (number, (_child, lines)) in clients.iter_mut().enumerate() {
         while let Some(line) = lines.next_line()? {
             if let ServeOrClientLine::Report(report) = line {
-                checker.add(&format!("client {number}"), &report);
+                checker.add_report(&format!("client {number}"), &report);
                 reports.push(*report);
             }
         }
@@ -75,7 +76,7 @@ pub(super) fn run_design_once(
         bounce_ns,
         &reports,
         &stats,
-        checker.verdict(Some(stats.next)),
+        checker.verdict(Some(stats.next_number)),
     ))
 }
 
@@ -93,14 +94,14 @@ fn summarize_reports(
         round,
         design,
         bounce_ns,
-        requests: reports.iter().map(|r| r.requests).sum(),
+        requests: reports.iter().map(|r| r.received_number_count).sum(),
         rate_per_s: reports.iter().map(|r| r.rate).sum(),
         latency_ns_p50: medians[medians.len() / 2],
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
         client_doorbells: reports.iter().map(|r| r.doorbells).sum(),
         server_doorbells: stats.doorbells,
         wrong_guesses: reports.iter().map(|r| r.wrong_guesses).sum(),
-        lost: reports.iter().map(|r| r.failures.lost).sum(),
+        lost_requests: reports.iter().map(|r| r.failures.lost).sum(),
         verdict,
     }
 }

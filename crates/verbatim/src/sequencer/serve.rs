@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use sequencer::{Design, Server, ServerConfig};
 
-use super::lines::ServeOrClientLine;
+use super::json_lines::ServeOrClientLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -24,17 +24,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7471", value_parser = args::check_host_and_port)]
     listen: String,
     /// Worker threads
-    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_parser_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// Requests answered with one doorbell, at most
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a batch", 1..=64usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a batch", 1..=64usize))]
     batch: usize,
     /// UD queue pairs of a worker: batches of rpc designs rotate over them, and each has clients of its
     /// own in spec-s0 [default: 3 in rpc-batch-mq, else 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of queue pairs", 1..=64usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of queue pairs", 1..=64usize))]
     queues: Option<usize>,
     /// Clients at the same time
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_in_range("a count of clients", 1..=256usize))]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = args::integer_parser_in_range("a count of clients", 1..=256usize))]
     max_clients: usize,
     /// The first number, if the state file does not say a higher one
     #[arg(long, value_name = "N", default_value = "0", value_parser = args::parse_decimal_or_hex_u64)]
@@ -83,15 +83,15 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         design: args.design,
         workers: args.workers,
         batch: args.batch,
-        queues: args.queues,
+        ud_qps_per_worker: args.queues,
         max_clients: args.max_clients,
         start: args.start,
-        state,
+        state_path: state,
         ..ServerConfig::default()
     };
     let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
-    let first = server.stats().next;
+    let first = server.stats().next_number;
     if args.json {
         print_json(&ServeOrClientLine::Listening {
             address: server.address().to_string(),
@@ -111,9 +111,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         (&server, &stop),
         args.json,
         || Ok(()),
-        |stats| stats.next,
+        |stats| stats.next_number,
         |stats, rate| {
-            let (next, clients) = (stats.next, stats.connected_clients);
+            let (next, clients) = (stats.next_number, stats.connected_clients);
             format!("next number {next}, {rate} M/s, clients: {clients}")
         },
     )?;
@@ -124,9 +124,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     } else {
         print_line(format_args!(
             "{} numbers for {} clients; the next would be {}",
-            stats.next - first,
+            stats.next_number - first,
             stats.clients_total,
-            stats.next
+            stats.next_number
         ))?;
     }
     side_by_side::serving_outcome(failure)

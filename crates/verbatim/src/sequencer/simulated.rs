@@ -25,21 +25,25 @@ use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
 #[derive(Serialize)]
 struct Row {
     nic: String,
-    kind: &'static str,
+    #[serde(rename = "kind")]
+    nic_kind: &'static str,
     #[serde(flatten)]
     setup: SequencerParameters,
     queues_per_worker: usize,
     #[serde(flatten)]
     outcome: simulated::SequencerResult,
-    published: Option<&'static PublishedNumber>,
+    #[serde(rename = "published")]
+    published_number: Option<&'static PublishedNumber>,
     /// The simulated rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
     /// The value of the swept knob.
     #[serde(skip)]
-    at: usize,
+    #[serde(rename = "at")]
+    swept_value: usize,
     /// The real time that the simulation took. It differs in every run and is no result.
     #[serde(skip)]
-    took: Duration,
+    #[serde(rename = "took")]
+    simulation_wall_time: Duration,
 }
 
 /// Runs all simulations of `verbatim sequencer --nic`.
@@ -56,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let rows = simulate(runs, name, |(profile, setup, at), _| {
         let row = Row {
-            at,
+            swept_value: at,
             ..simulate_setup(profile, setup)?
         };
         if args.json {
@@ -67,7 +71,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if !args.json {
         print_rows(args, &profiles, &rows)?;
     }
-    args.picture.write(&chart(args, &profiles, &rows))?;
+    args.picture
+        .write_requested_files(&chart(args, &profiles, &rows))?;
     for row in rows.iter().filter(|row| !row.outcome.are_numbers_right) {
         eprintln!("error: {}: {}", row.setup.design, row.outcome.verdict_text);
     }
@@ -127,8 +132,8 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
             &|row| Some(row.nic.clone()),
             &cores,
         ],
-        |row| Point::from((axis_coordinate(row.at), row.outcome.rate_mops)),
-        |row| row.published.map(|published| published.value),
+        |row| Point::from((axis_coordinate(row.swept_value), row.outcome.rate_mops)),
+        |row| row.published_number.map(|published| published.value),
     );
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     Chart {
@@ -193,13 +198,13 @@ fn simulate_setup(profile: &Profile, setup: SequencerParameters) -> Result<Row> 
     let published = published_rate(profile, &setup);
     Ok(Row {
         nic: profile.name.clone(),
-        kind: "simulated",
+        nic_kind: "simulated",
         queues_per_worker: simulated::ud_qps_per_worker(profile, &setup),
         relative_error: published.map(|published| outcome.rate_mops / published.value - 1.0),
-        published,
+        published_number: published,
         outcome,
-        at: setup.server_cores,
-        took: begun.elapsed(),
+        swept_value: setup.server_cores,
+        simulation_wall_time: begun.elapsed(),
         setup,
     })
 }
@@ -248,7 +253,7 @@ fn published_rate(
 }
 
 /// Formats the design, with the NIC if several are simulated, and with the swept knob.
-fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
+fn row_label(profiles: &[Profile], args: &Args, row: &Row) -> String {
     let nic = if profiles.len() > 1 {
         format!(", {}", row.nic)
     } else {
@@ -256,7 +261,7 @@ fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
     };
     let turned = match args.sweep.over {
         None | Some(SweepSetting::Cores) => String::new(),
-        Some(knob) => format!(", {} {}", knob.name(), row.at),
+        Some(knob) => format!(", {} {}", knob.name(), row.swept_value),
     };
     format!("{}{nic}{turned}", row.setup.design)
 }
@@ -289,14 +294,14 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         let latency = |ns: u64| format_time_ns(ns as f64);
         let atomics = row.setup.design == Design::Atomics;
         shown.add_row([
-            shown_name(profiles, args, row),
+            row_label(profiles, args, row),
             if atomics {
                 "-".to_owned()
             } else {
                 row.setup.server_cores.to_string()
             },
             format_three_digits(outcome.rate_mops),
-            format_or_empty(row.published, |p| p.value),
+            format_or_empty(row.published_number, |p| p.value),
             format_relative_error(row.relative_error),
             if atomics {
                 "-".to_owned()
@@ -332,7 +337,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         of(|setup| setup.max_requests_per_batch)
     ))?;
     let requests: u64 = rows.iter().map(|row| row.outcome.received_numbers).sum();
-    let took: Duration = rows.iter().map(|row| row.took).sum();
+    let took: Duration = rows.iter().map(|row| row.simulation_wall_time).sum();
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let rate = requests as f64 / took.as_secs_f64().max(1e-9) * 1e-6;
     print_line(format_args!(

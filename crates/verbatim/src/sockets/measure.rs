@@ -26,7 +26,7 @@ struct ProgramPair {
     unit: &'static str,
 }
 
-const ROWS: [ProgramPair; 6] = [
+const MEASURED_PROGRAM_PAIRS: [ProgramPair; 6] = [
     ProgramPair {
         description: "redis-benchmark -P 1, 50 connections, GET",
         server_command_line: "redis-server --port PORT --save --appendonly no",
@@ -49,7 +49,9 @@ const ROWS: [ProgramPair; 6] = [
         description: "request and response of 1 byte (qperf tcp_lat, one way)",
         server_command_line: "qperf -lp PORT",
         client_command_line: "qperf -lp PORT -t 1 -m 1 127.0.0.1 tcp_lat",
-        parse_figure: |text| microseconds(text.lines().find(|l| l.contains("latency"))?),
+        parse_figure: |text| {
+            parse_qperf_microseconds(text.lines().find(|l| l.contains("latency"))?)
+        },
         unit: "µs",
     },
     ProgramPair {
@@ -103,7 +105,7 @@ fn number_after(line: &str, word: &str) -> Option<f64> {
 }
 
 /// Parses a line of qperf such as `latency = 586 ns`; returns the time in microseconds.
-fn microseconds(line: &str) -> Option<f64> {
+fn parse_qperf_microseconds(line: &str) -> Option<f64> {
     let unit = line.split_whitespace().last()?;
     let factor = match unit {
         "ns" => 1e-3,
@@ -128,8 +130,8 @@ fn number_before(line: &str, word: &str) -> Option<f64> {
 pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
     let mut table = output::table(["what", "unit", "TCP", "RDMA", "ratio"], &[2, 3, 4]);
     let all = u64::from(rounds) * 2;
-    let steps = CommandSteps::new(all * ROWS.len() as u64)?;
-    for row in &ROWS {
+    let steps = CommandSteps::new(all * MEASURED_PROGRAM_PAIRS.len() as u64)?;
+    for row in &MEASURED_PROGRAM_PAIRS {
         let missing = [row.server_command_line, row.client_command_line]
             .into_iter()
             .find(|words| !is_in_search_path(words));
@@ -196,7 +198,7 @@ fn measure_pair_once(row: &ProgramPair, carried: bool) -> Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
     drop(listener);
-    write_files(folder.path(), port)?;
+    write_nginx_files(folder.path(), port)?;
     let mut server = KillOnDrop(start_program(
         row.server_command_line,
         port,
@@ -269,7 +271,7 @@ fn start_program(words: &str, port: u16, folder: &Path, carried: bool) -> Result
 }
 
 /// Writes nginx's configuration and the file that it serves.
-fn write_files(folder: &Path, port: u16) -> Result<()> {
+fn write_nginx_files(folder: &Path, port: u16) -> Result<()> {
     let at = folder.display();
     let user = if rustix::process::geteuid().is_root() {
         "user root;"
@@ -298,22 +300,28 @@ mod tests {
     #[test]
     fn figures_are_read_from_what_the_programs_print() {
         let redis = "\"test\",\"rps\"\n\"GET\",\"29291.15\",\"1.167\"\n";
-        assert_eq!((ROWS[0].parse_figure)(redis), Some(29_291.15));
         assert_eq!(
-            (ROWS[2].parse_figure)("tcp_lat:\n    latency  =  12.3 us\n"),
+            (MEASURED_PROGRAM_PAIRS[0].parse_figure)(redis),
+            Some(29_291.15)
+        );
+        assert_eq!(
+            (MEASURED_PROGRAM_PAIRS[2].parse_figure)("tcp_lat:\n    latency  =  12.3 us\n"),
             Some(12.3)
         );
         assert_eq!(
-            (ROWS[2].parse_figure)("tcp_lat:\n    latency  =  586 ns\n"),
+            (MEASURED_PROGRAM_PAIRS[2].parse_figure)("tcp_lat:\n    latency  =  586 ns\n"),
             Some(0.586)
         );
         let iperf =
             "[  5]   0.00-2.00   sec  4.1 GBytes  17.5 Gbits/sec                  receiver\n";
-        assert_eq!((ROWS[3].parse_figure)(iperf), Some(17.5));
+        assert_eq!((MEASURED_PROGRAM_PAIRS[3].parse_figure)(iperf), Some(17.5));
         let ab = "Requests per second:    12809.12 [#/sec] (mean)\n";
-        assert_eq!((ROWS[4].parse_figure)(ab), Some(12_809.12));
         assert_eq!(
-            (ROWS[4].parse_figure)("apr_socket_recv: Connection refused"),
+            (MEASURED_PROGRAM_PAIRS[4].parse_figure)(ab),
+            Some(12_809.12)
+        );
+        assert_eq!(
+            (MEASURED_PROGRAM_PAIRS[4].parse_figure)("apr_socket_recv: Connection refused"),
             None
         );
     }

@@ -7,7 +7,7 @@ use crate::CommandOutcome;
 use crate::output;
 
 /// Prints the existing connections, and the totals of the ended connections.
-pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> {
+pub(super) fn print_connections(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> {
     let found =
         sockets::stat::live_connections(fabric).context("cannot read the fabric's folder")?;
     let ended = sockets::stat::totals_of_ended_connections(fabric)

@@ -15,7 +15,7 @@ use super::messages::PseudoRandomBytes;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print_json, print_line};
-use crate::streams::{config, parse_socket_address};
+use crate::streams::{parse_socket_address, stream_config};
 
 /// The time limit of one read or write.
 const IO_TIMEOUT: Duration = Duration::from_secs(30);
@@ -28,10 +28,10 @@ pub(super) struct Args {
     #[arg(value_name = "IP:PORT", value_parser = parse_socket_address)]
     server: SocketAddr,
     /// How many bytes to send
-    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of bytes", 0..=1u64 << 40))]
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_parser_in_range("a count of bytes", 0..=1u64 << 40))]
     bytes: u64,
     /// How many of them to send before reading them back
-    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::integer_in_range("a count of bytes", 1..=100_000usize))]
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::integer_parser_in_range("a count of bytes", 1..=100_000usize))]
     message: usize,
     /// Use TCP where the server has no RDMA
     #[arg(long)]
@@ -57,7 +57,8 @@ Examples:
 struct StreamCheckResult {
     transport: &'static str,
     bytes: u64,
-    same: bool,
+    #[serde(rename = "same")]
+    echo_matched: bool,
 }
 
 /// Runs `verbatim stream check`.
@@ -67,7 +68,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     } else {
         RdmaPolicy::RdmaOnly
     };
-    let mut config = config(&args.nic, &args.port, policy)?;
+    let mut config = stream_config(&args.nic, &args.port, policy)?;
     if args.v3 {
         config.client_handshake_version = HandshakeVersion::V3;
     }
@@ -90,7 +91,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let checked = StreamCheckResult {
         transport,
         bytes: done,
-        same,
+        echo_matched: same,
     };
     if args.json {
         print_json(&checked)?;

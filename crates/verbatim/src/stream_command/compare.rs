@@ -25,16 +25,16 @@ use crate::side_by_side::{assign_cores, format_or_empty, run_interleaved, spread
 #[group(skip)]
 pub(super) struct ComparisonArgs {
     /// Connections, each with one message under way (may be given several times) [default: 1 and 16]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of connections", 1..=10_000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of connections", 1..=10_000usize))]
     connections: Vec<usize>,
     /// Bytes of a message (may be given several times) [default: 64 and 100000]
-    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a length of messages", 1..=16_777_216usize))]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_parser_in_range("a length of messages", 1..=16_777_216usize))]
     message: Vec<usize>,
     /// WRs of each queue of each connection
-    #[arg(long, value_name = "N", default_value = "128", value_parser = args::integer_in_range("a count of WRs", 16..=4096u16))]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::integer_parser_in_range("a count of WRs", 16..=4096u16))]
     queue: u16,
     /// How often everything runs, in turn
-    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement runs
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::parse_duration_from_10ms)]
@@ -69,11 +69,12 @@ struct Round {
     /// CPU time of both processes per byte in nanoseconds; the bytes of both directions count.
     cpu_ns_per_byte: f64,
     /// The number of messages; each was compared with its echo.
-    verified: u64,
+    #[serde(rename = "verified")]
+    verified_messages: u64,
 }
 
 impl Round {
-    fn matches_point(&self, point: StreamSetting) -> bool {
+    fn matches_setting(&self, point: StreamSetting) -> bool {
         let own = (self.message_bytes, self.connections, self.carrier);
         own == (point.message_bytes, point.connections, point.carrier)
     }
@@ -82,24 +83,27 @@ impl Round {
 /// A row of the table: medians of the rounds.
 #[derive(Debug, Serialize)]
 struct Row {
-    kind: &'static str,
+    #[serde(rename = "kind")]
+    nic_kind: &'static str,
     carrier: Carrier,
     message_bytes: usize,
     connections: usize,
     messages_per_s: MedianAndSpread,
     /// The rate divided by the rate over TCP in the same round; `None` if TCP was not measured before an
     /// interrupt.
-    ratio: Option<MedianAndSpread>,
+    #[serde(rename = "ratio")]
+    rate_ratio_to_tcp: Option<MedianAndSpread>,
     ns_p50: f64,
     ns_p99: f64,
     cpu_ns_per_byte: f64,
-    verified: u64,
+    #[serde(rename = "verified")]
+    verified_messages: u64,
 }
 
 /// A line that the server prints.
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line {
+enum ServerOutputLine {
     Listening(ListeningLine),
 }
 
@@ -128,27 +132,28 @@ pub(super) fn run(args: &ComparisonArgs) -> Result<CommandOutcome> {
     if args.nic.provider == Provider::Softnic {
         command.args(["--rsocket", "127.0.0.1:0"]);
     }
-    let (server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
-    let Line::Listening(listening) = said.next_line_or_error()?;
+    let (server, mut said) =
+        start_on_cores::<ServerOutputLine>(command, &placement.server, "server")?;
+    let ServerOutputLine::Listening(listening) = said.next_line_or_error()?;
     if let [core] = placement.clients[0][..] {
         pin_thread_to_core(core)?;
     }
-    let mut config = crate::streams::config(&args.nic, &args.port, RdmaPolicy::RdmaOnly)?;
+    let mut config = crate::streams::stream_config(&args.nic, &args.port, RdmaPolicy::RdmaOnly)?;
     config.queue_size = args.queue;
     let setup = MeasurementContext {
         args,
-        runtime: crate::streams::runtime()?,
+        runtime: crate::streams::new_tokio_runtime()?,
         connector: Connector::new(config)?,
         server_pid: server.0.id(),
         server_addresses: listening,
         unix_socket_path: unix,
     };
-    let points = points(args, setup.server_addresses.rsocket.is_some());
+    let points = settings_to_measure(args, setup.server_addresses.rsocket.is_some());
     let name = |p: StreamSetting| format!("{} bytes by {}", p.message_bytes, p.carrier.name());
     let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
-        setup.round(round, point)
+        setup.measure_round(round, point)
     })?;
-    let measured = |point: &&StreamSetting| rounds.iter().any(|r| r.matches_point(**point));
+    let measured = |point: &&StreamSetting| rounds.iter().any(|r| r.matches_setting(**point));
     let measured = points.iter().filter(measured);
     let rows = measured.map(|&point| row(args, point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
@@ -165,7 +170,7 @@ pub(super) fn run(args: &ComparisonArgs) -> Result<CommandOutcome> {
 /// all sockets of a side takes longer with each.
 const MAX_RSOCKETS: usize = 1000;
 
-fn points(args: &ComparisonArgs, with_rsockets: bool) -> Vec<StreamSetting> {
+fn settings_to_measure(args: &ComparisonArgs, with_rsockets: bool) -> Vec<StreamSetting> {
     let given = |asked: &[usize], otherwise: [usize; 2]| {
         if asked.is_empty() {
             otherwise.to_vec()
@@ -190,15 +195,15 @@ fn points(args: &ComparisonArgs, with_rsockets: bool) -> Vec<StreamSetting> {
 }
 
 impl MeasurementContext<'_> {
-    fn round(&self, round: u32, point: StreamSetting) -> Result<Round> {
+    fn measure_round(&self, round: u32, point: StreamSetting) -> Result<Round> {
         let cpu = || -> Result<u64> {
             let own = ResourceUsage::of_process(std::process::id())?.cpu_ns;
             Ok(own + ResourceUsage::of_process(self.server_pid)?.cpu_ns)
         };
         let target = ServerAddresses {
             tcp_or_rdma_address: self.server_addresses.address,
-            unix: &self.unix_socket_path,
-            rsocket: self.server_addresses.rsocket,
+            unix_socket_path: &self.unix_socket_path,
+            rsocket_address: self.server_addresses.rsocket,
             connector: &self.connector,
         };
         let before = cpu()?;
@@ -227,7 +232,7 @@ impl MeasurementContext<'_> {
             ns_p99: latency(99) as f64,
             cpu_ns_per_byte: used as f64
                 / (2.0 * measured.messages as f64 * point.message_bytes as f64),
-            verified: measured.messages,
+            verified_messages: measured.messages,
         })
     }
 }
@@ -236,7 +241,7 @@ fn row(args: &ComparisonArgs, point: StreamSetting, rounds: &[Round]) -> Result<
     let by = |carrier: Carrier| {
         rounds
             .iter()
-            .filter(move |r| r.matches_point(StreamSetting { carrier, ..point }))
+            .filter(move |r| r.matches_setting(StreamSetting { carrier, ..point }))
     };
     let of: Vec<&Round> = by(point.carrier).collect();
     let middle = |value: fn(&Round) -> f64| {
@@ -246,16 +251,16 @@ fn row(args: &ComparisonArgs, point: StreamSetting, rounds: &[Round]) -> Result<
     let pairs = of.iter().zip(by(Carrier::Tcp));
     let ratios = pairs.map(|(r, tcp)| r.messages_per_s / tcp.messages_per_s);
     Ok(Row {
-        kind: args.nic.provider.nic_description(),
+        nic_kind: args.nic.provider.nic_description(),
         carrier: point.carrier,
         message_bytes: point.message_bytes,
         connections: point.connections,
         messages_per_s: spread(of.iter().map(|r| r.messages_per_s))?,
-        ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),
+        rate_ratio_to_tcp: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),
         ns_p50: middle(|r| r.ns_p50)?,
         ns_p99: middle(|r| r.ns_p99)?,
         cpu_ns_per_byte: middle(|r| r.cpu_ns_per_byte)?,
-        verified: of.iter().map(|r| r.verified).sum(),
+        verified_messages: of.iter().map(|r| r.verified_messages).sum(),
     })
 }
 
@@ -282,7 +287,7 @@ fn table(rows: &[Row], bounce_ns: Option<f64>) -> String {
             row.connections.to_string(),
             row.carrier.name().to_owned(),
             format_three_digits(rate),
-            format_or_empty(row.ratio, |ratio| {
+            format_or_empty(row.rate_ratio_to_tcp, |ratio| {
                 let [median, min, max] =
                     [ratio.median, ratio.min, ratio.max].map(format_three_digits);
                 format!("{median} x ({min}..{max})")
@@ -300,6 +305,6 @@ fn table(rows: &[Row], bounce_ns: Option<f64>) -> String {
         Some(ns) => format!("cores {} apart", format_time_ns(ns)),
         None => "one core".to_owned(),
     };
-    let verified: u64 = rows.iter().map(|row| row.verified).sum();
+    let verified: u64 = rows.iter().map(|row| row.verified_messages).sum();
     format!("{table}\n{verified} messages, each compared; {cores}")
 }

@@ -44,9 +44,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 /// The addresses of the server.
 pub(super) struct ServerAddresses<'a> {
     pub(super) tcp_or_rdma_address: SocketAddr,
-    pub(super) unix: &'a Path,
+    pub(super) unix_socket_path: &'a Path,
     /// Address of the server's rsocket, if it has one.
-    pub(super) rsocket: Option<SocketAddr>,
+    pub(super) rsocket_address: Option<SocketAddr>,
     pub(super) connector: &'a Connector,
 }
 
@@ -59,7 +59,9 @@ pub(super) async fn run(
     duration: Duration,
 ) -> Result<RunResult> {
     if carrier == Carrier::Rsocket {
-        let server = target.rsocket.context("the server has no rsocket")?;
+        let server = target
+            .rsocket_address
+            .context("the server has no rsocket")?;
         return rsockets::run(server, connections, len, duration);
     }
     let mut streams = Vec::new();
@@ -108,7 +110,7 @@ async fn connect(target: &ServerAddresses<'_>, carrier: Carrier) -> Result<Box<d
             tcp.read_exact(&mut echo).await?;
             Box::new(tcp)
         }
-        Carrier::Unix => Box::new(connect_unix(target.unix).await?),
+        Carrier::Unix => Box::new(connect_unix(target.unix_socket_path).await?),
         Carrier::Rsocket => bail!("rsockets have clients of their own"),
     })
 }

@@ -17,7 +17,9 @@ use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print_line, print_typed_json};
 use crate::stop::stop_request_channel;
-use crate::streams::{config, parse_socket_address, raise_descriptor_limit, runtime};
+use crate::streams::{
+    new_tokio_runtime, parse_socket_address, raise_descriptor_limit, stream_config,
+};
 
 /// Arguments of `verbatim stream serve`.
 #[derive(clap::Args)]
@@ -36,7 +38,7 @@ pub(super) struct Args {
     #[arg(long)]
     tcp_only: bool,
     /// WRs of each queue, and so blocks of 8 KiB that a connection has posted
-    #[arg(long, value_name = "N", default_value = "128", value_parser = args::integer_in_range("a count of WRs", 16..=4096u16))]
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::integer_parser_in_range("a count of WRs", 16..=4096u16))]
     queue: u16,
     /// Stop at the end of standard input, too
     #[arg(long)]
@@ -70,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     } else {
         RdmaPolicy::FallBack
     };
-    let mut config = config(&args.nic, &args.port, policy)?;
+    let mut config = stream_config(&args.nic, &args.port, policy)?;
     config.queue_size = args.queue;
     raise_descriptor_limit()?;
     let rsocket = args
@@ -84,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let _ = stop.recv();
         let _ = tell.send(());
     });
-    runtime()?.block_on(async {
+    new_tokio_runtime()?.block_on(async {
         let listener = Listener::with_config(args.listen, config).await;
         let mut listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
         // The file of the Unix socket is removed when the server ends.

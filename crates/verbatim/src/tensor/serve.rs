@@ -22,7 +22,7 @@ pub(crate) struct Args {
     listen: String,
     /// Bytes of all tensors, such as 512M: beyond that, those that were used longest ago go. Tensors that are on
     /// their way to the store take memory beside this
-    #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::byte_count_in(1..=1 << 42))]
+    #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::byte_count_parser_in_range(1..=1 << 42))]
     capacity: usize,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]
@@ -46,7 +46,7 @@ Examples:
 /// A line that `--json` prints.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line {
+enum JsonLine {
     /// The store accepts connections.
     Listening { address: String },
     /// The content of the store at its end.
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let store = Peer::new(config).context("cannot start the store")?;
     let address = store.address().map(|a| a.to_string()).unwrap_or_default();
     if args.json {
-        print_json(&Line::Listening { address })?;
+        print_json(&JsonLine::Listening { address })?;
     } else {
         print_line(format_args!(
             "a store of tensors on {address}; in Python: verbatim.tensor.Peer().connect(\"{address}\")"
@@ -98,7 +98,7 @@ fn print_store_statistics(json: bool, held: StoreStatistics) -> Result<()> {
         evicted_tensors: evicted,
     } = held;
     if json {
-        return print_json(&Line::Stats {
+        return print_json(&JsonLine::Stats {
             tensors,
             stored_bytes,
             evicted,

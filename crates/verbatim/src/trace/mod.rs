@@ -1,7 +1,7 @@
 //! `verbatim trace`: converts a trace of `verbatim run --trace` to statistics or to another format.
 
 mod filter;
-mod lines;
+mod filtered_lines;
 mod perfetto;
 mod statistics;
 mod work;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use crate::CommandOutcome;
 use crate::output::{StdoutClosed, print_line, print_typed_json};
 use filter::TraceFilter;
-use lines::FilteredLineReader;
+use filtered_lines::FilteredLineReader;
 use statistics::Statistics;
 use work::PostToCompletionMatcher;
 
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut lines = FilteredLineReader::open(&args.file, &args.filter)?;
     match args.to {
         Some(form) => {
-            let mut out = output(args.output.as_deref())?;
+            let mut out = open_output(args.output.as_deref())?;
             let written = convert(form, &mut lines, &mut out);
             written
                 .and_then(|()| Ok(out.flush()?))
@@ -112,7 +112,7 @@ fn broken_pipe_to_stdout_closed(err: anyhow::Error) -> anyhow::Error {
     err
 }
 
-fn output(file: Option<&Path>) -> Result<Box<dyn Write>> {
+fn open_output(file: Option<&Path>) -> Result<Box<dyn Write>> {
     Ok(match file {
         None => Box::new(BufWriter::new(std::io::stdout())),
         Some(file) => {
@@ -135,7 +135,7 @@ fn convert(
             }
             Ok(())
         }
-        TraceForm::Perfetto => perfetto::write(lines, out),
+        TraceForm::Perfetto => perfetto::write_trace_events(lines, out),
     }
 }
 
@@ -155,7 +155,7 @@ fn summarize(lines: &mut FilteredLineReader<'_>, args: &Args) -> Result<()> {
         for row in statistics.rows() {
             print_typed_json("verb", &row)?;
         }
-        for polls in statistics.polls() {
+        for polls in statistics.poll_counts() {
             print_typed_json("polls", &polls)?;
         }
         return Ok(());

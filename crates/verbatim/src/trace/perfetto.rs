@@ -13,14 +13,17 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use tap::trace::{TraceEvent, TraceLine};
 
-use super::lines::FilteredLineReader;
+use super::filtered_lines::FilteredLineReader;
 use super::work::{PostToCompletionMatcher, RECV, TracedWork};
 
 /// Converts the lines to trace events.
 ///
 /// # Errors
 /// Returns an error if the trace cannot be read, or `out` cannot be written.
-pub(super) fn write(lines: &mut FilteredLineReader<'_>, out: &mut impl Write) -> Result<()> {
+pub(super) fn write_trace_events(
+    lines: &mut FilteredLineReader<'_>,
+    out: &mut impl Write,
+) -> Result<()> {
     let mut events = PerfettoEventWriter::new(out)?;
     let mut pairing = PostToCompletionMatcher::default();
     let mut works = Vec::new();
@@ -96,7 +99,7 @@ impl<'a, W: Write> PerfettoEventWriter<'a, W> {
             }
         };
         self.write_event(&json!({
-            "name": name, "ph": "i", "s": "t", "ts": microseconds(line.at_ns),
+            "name": name, "ph": "i", "s": "t", "ts": ns_to_microseconds(line.at_ns),
             "pid": line.pid, "tid": line.tid, "args": args,
         }))
     }
@@ -111,10 +114,10 @@ impl<'a, W: Write> PerfettoEventWriter<'a, W> {
         let track = self.assign_track(work, end)?;
         let mut slice = json!({
             "name": format!("{} {} B", work.verb, work.bytes), "ph": "X", "cat": "work request",
-            "ts": microseconds(work.posted_ns), "dur": microseconds(end - work.posted_ns),
+            "ts": ns_to_microseconds(work.posted_ns), "dur": ns_to_microseconds(end - work.posted_ns),
             "pid": work.pid, "tid": track,
             "args": {
-                "wr_id": work.wr_id, "signaled": work.signaled, "status": work.status,
+                "wr_id": work.wr_id, "signaled": work.is_signaled, "status": work.status,
                 "completed": work.known_complete_at_ns.is_some(),
             },
         });
@@ -162,6 +165,6 @@ impl<'a, W: Write> PerfettoEventWriter<'a, W> {
 }
 
 #[allow(clippy::cast_precision_loss)] // 53 bits are microseconds of centuries
-fn microseconds(ns: u64) -> f64 {
+fn ns_to_microseconds(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }

@@ -11,9 +11,9 @@ use crate::output::{format_three_digits, format_time_ns, table};
 
 /// Counts by process and verb and, if the user wants so, by queue pair.
 pub(super) struct Statistics {
-    by_qp: bool,
-    rows: BTreeMap<ProcessQueuePairVerb, VerbCounts>,
-    polls: BTreeMap<(u32, String), PollCounts>,
+    is_grouped_by_qp: bool,
+    counts_by_process_qp_and_verb: BTreeMap<ProcessQueuePairVerb, VerbCounts>,
+    poll_counts_by_cq: BTreeMap<(u32, String), PollCounts>,
 }
 
 /// Process, optional queue pair (number and name), and verb.
@@ -24,7 +24,7 @@ struct VerbCounts {
     bytes: u64,
     postlists: u64,
     failed_requests: u64,
-    unsignaled: u64,
+    unsignaled_requests: u64,
     /// Number of work requests whose completion is unknown at the end of the trace.
     unknown_completions: u64,
     post_to_completion_ns: Histogram<u64>,
@@ -42,20 +42,29 @@ pub(super) struct Row {
     requests: u64,
     bytes: u64,
     /// Number of posted lists, each of which rings one doorbell.
-    lists: u64,
-    failed: u64,
-    unsignaled: u64,
-    pending: u64,
+    #[serde(rename = "lists")]
+    postlists: u64,
+    #[serde(rename = "failed")]
+    failed_requests: u64,
+    #[serde(rename = "unsignaled")]
+    unsignaled_requests: u64,
+    #[serde(rename = "pending")]
+    unknown_completions: u64,
     /// Statistics of the times from post to completion; null without any completion.
-    time_ns: Option<CompletionTimeStatistics>,
+    #[serde(rename = "time_ns")]
+    post_to_completion_ns: Option<CompletionTimeStatistics>,
 }
 
 #[derive(Serialize)]
 struct CompletionTimeStatistics {
-    p50: u64,
-    p90: u64,
-    p99: u64,
-    max: u64,
+    #[serde(rename = "p50")]
+    p50_ns: u64,
+    #[serde(rename = "p90")]
+    p90_ns: u64,
+    #[serde(rename = "p99")]
+    p99_ns: u64,
+    #[serde(rename = "max")]
+    max_ns: u64,
     /// Histogram of the times. Each entry has an upper bound in ns, a power of two, and the number
     /// of times up to this bound and above the previous one.
     histogram: Vec<(u64, u64)>,
@@ -65,35 +74,38 @@ struct CompletionTimeStatistics {
 #[derive(Clone, Default, Serialize)]
 pub(super) struct PollCounts {
     pid: u32,
-    cq: String,
+    #[serde(rename = "cq")]
+    cq_name: String,
     completions: u64,
     /// Number of polls that found completions.
-    polls: u64,
+    #[serde(rename = "polls")]
+    successful_polls: u64,
     /// Number of polls that found no completion; they count only if a completion came after them.
-    empty: u64,
+    #[serde(rename = "empty")]
+    empty_polls: u64,
 }
 
 impl Statistics {
     pub(super) fn new(by_qp: bool) -> Self {
         Self {
-            by_qp,
-            rows: BTreeMap::new(),
-            polls: BTreeMap::new(),
+            is_grouped_by_qp: by_qp,
+            counts_by_process_qp_and_verb: BTreeMap::new(),
+            poll_counts_by_cq: BTreeMap::new(),
         }
     }
 
     pub(super) fn count_work(&mut self, work: &TracedWork) {
         let qp = self
-            .by_qp
+            .is_grouped_by_qp
             .then(|| (work.qpn.unwrap_or(0), work.qp_or_srq_name.clone()));
         let counted = self
-            .rows
+            .counts_by_process_qp_and_verb
             .entry((work.pid, qp, work.verb.clone()))
             .or_insert_with(VerbCounts::new);
         counted.requests += 1;
         counted.bytes += work.bytes;
         counted.postlists += u64::from(work.is_first_of_postlist);
-        counted.unsignaled += u64::from(!work.signaled);
+        counted.unsignaled_requests += u64::from(!work.is_signaled);
         let status = work.status.as_deref();
         counted.failed_requests += u64::from(status.is_some_and(|status| status != "SUCCESS"));
         match work.known_complete_at_ns {
@@ -110,36 +122,42 @@ impl Statistics {
     pub(super) fn count_polls_and_completions(&mut self, line: &TraceLine) {
         if let TraceEvent::Completion(found) = &line.event {
             let key = (line.pid, found.cq.clone());
-            let polls = self.polls.entry(key).or_insert_with(|| PollCounts {
-                pid: line.pid,
-                cq: found.cq.clone(),
-                ..PollCounts::default()
-            });
+            let polls = self
+                .poll_counts_by_cq
+                .entry(key)
+                .or_insert_with(|| PollCounts {
+                    pid: line.pid,
+                    cq_name: found.cq.clone(),
+                    ..PollCounts::default()
+                });
             polls.completions += 1;
-            polls.polls += u64::from(found.index == 1);
-            polls.empty += found.empty_polls;
+            polls.successful_polls += u64::from(found.index == 1);
+            polls.empty_polls += found.empty_polls;
         }
     }
 
     pub(super) fn rows(&self) -> Vec<Row> {
-        let rows = self.rows.iter().map(|((pid, qp, verb), counted)| Row {
-            pid: *pid,
-            qp_name: qp.as_ref().map(|(_, name)| name.clone()),
-            qpn: qp.as_ref().map(|(number, _)| *number),
-            verb: verb.clone(),
-            requests: counted.requests,
-            bytes: counted.bytes,
-            lists: counted.postlists,
-            failed: counted.failed_requests,
-            unsignaled: counted.unsignaled,
-            pending: counted.unknown_completions,
-            time_ns: counted.completion_time_statistics(),
-        });
+        let rows = self
+            .counts_by_process_qp_and_verb
+            .iter()
+            .map(|((pid, qp, verb), counted)| Row {
+                pid: *pid,
+                qp_name: qp.as_ref().map(|(_, name)| name.clone()),
+                qpn: qp.as_ref().map(|(number, _)| *number),
+                verb: verb.clone(),
+                requests: counted.requests,
+                bytes: counted.bytes,
+                postlists: counted.postlists,
+                failed_requests: counted.failed_requests,
+                unsignaled_requests: counted.unsignaled_requests,
+                unknown_completions: counted.unknown_completions,
+                post_to_completion_ns: counted.completion_time_statistics(),
+            });
         rows.collect()
     }
 
-    pub(super) fn polls(&self) -> Vec<PollCounts> {
-        self.polls.values().cloned().collect()
+    pub(super) fn poll_counts(&self) -> Vec<PollCounts> {
+        self.poll_counts_by_cq.values().cloned().collect()
     }
 
     /// Formats the statistics as tables.
@@ -164,7 +182,7 @@ impl Statistics {
         );
         for row in self.rows() {
             let shown = |ns: fn(&CompletionTimeStatistics) -> u64| {
-                let times = row.time_ns.as_ref();
+                let times = row.post_to_completion_ns.as_ref();
                 times.map_or_else(|| "–".to_owned(), |times| format_integer_ns(ns(times)))
             };
             let qp = row.qp_name.as_ref().zip(row.qpn);
@@ -177,27 +195,27 @@ impl Statistics {
                 row.verb.clone(),
                 row.requests.to_string(),
                 row.bytes.to_string(),
-                ratio(row.requests, row.lists),
-                row.failed.to_string(),
-                row.unsignaled.to_string(),
-                row.pending.to_string(),
-                shown(|t| t.p50),
-                shown(|t| t.p90),
-                shown(|t| t.p99),
-                shown(|t| t.max),
+                format_ratio(row.requests, row.postlists),
+                row.failed_requests.to_string(),
+                row.unsignaled_requests.to_string(),
+                row.unknown_completions.to_string(),
+                shown(|t| t.p50_ns),
+                shown(|t| t.p90_ns),
+                shown(|t| t.p99_ns),
+                shown(|t| t.max_ns),
             ]);
         }
         let mut text = format!(
             "From post to completion; of a RECV, until a message was there. Pending: the trace has no completion\n\n{rows}\n"
         );
-        for polls in self.polls() {
+        for polls in self.poll_counts() {
             text += &format!(
                 "\nprocess {} {}: {} completions, {} a poll; {} empty polls before them",
                 polls.pid,
-                polls.cq,
+                polls.cq_name,
                 polls.completions,
-                ratio(polls.completions, polls.polls),
-                polls.empty
+                format_ratio(polls.completions, polls.successful_polls),
+                polls.empty_polls
             );
         }
         text
@@ -205,7 +223,7 @@ impl Statistics {
 }
 
 #[allow(clippy::cast_precision_loss)] // figures for people
-fn ratio(of: u64, to: u64) -> String {
+fn format_ratio(of: u64, to: u64) -> String {
     format_three_digits(of as f64 / to.max(1) as f64)
 }
 
@@ -224,7 +242,7 @@ impl VerbCounts {
             bytes: 0,
             postlists: 0,
             failed_requests: 0,
-            unsignaled: 0,
+            unsignaled_requests: 0,
             unknown_completions: 0,
             post_to_completion_ns: Histogram::new_with_max(MAX_DISTINGUISHED_NS, 2)
                 .expect("the bounds are in range"),
@@ -249,10 +267,10 @@ impl VerbCounts {
             }
         }
         Some(CompletionTimeStatistics {
-            p50: times.value_at_quantile(0.5),
-            p90: times.value_at_quantile(0.9),
-            p99: times.value_at_quantile(0.99),
-            max: times.max(),
+            p50_ns: times.value_at_quantile(0.5),
+            p90_ns: times.value_at_quantile(0.9),
+            p99_ns: times.value_at_quantile(0.99),
+            max_ns: times.max(),
             histogram,
         })
     }

@@ -19,7 +19,7 @@ pub(super) struct TracedWork {
     pub(super) bytes: u64,
     /// True if this work request was the first of its posted list.
     pub(super) is_first_of_postlist: bool,
-    pub(super) signaled: bool,
+    pub(super) is_signaled: bool,
     pub(super) posted_ns: u64,
     /// The time of the completion of this work request, or, if it is unsignaled, of a later work
     /// request.
@@ -56,7 +56,7 @@ impl PostToCompletionMatcher {
                     verb: post.opcode.clone(),
                     bytes: post.bytes,
                     is_first_of_postlist: post.index == 1,
-                    signaled: post.flags.iter().any(|flag| flag == "SIGNALED")
+                    is_signaled: post.flags.iter().any(|flag| flag == "SIGNALED")
                         || queues.signals_all(line.pid, &post.qp),
                     posted_ns: line.at_ns,
                     known_complete_at_ns: None,
@@ -77,7 +77,7 @@ impl PostToCompletionMatcher {
                     verb: RECV.to_owned(),
                     bytes: post.bytes,
                     is_first_of_postlist: post.index == 1,
-                    signaled: true,
+                    is_signaled: true,
                     posted_ns: line.at_ns,
                     known_complete_at_ns: None,
                     status: None,
@@ -107,7 +107,7 @@ impl PostToCompletionMatcher {
             .is_some_and(|opcode| opcode.starts_with(RECV));
         if let Some(name) = name.as_ref().filter(|_| !is_recv)
             && let Some(queue) = self.incomplete_sends.get_mut(&(line.pid, name.clone()))
-            && let Some(at) = position_of_completed(queue, found)
+            && let Some(at) = position_of_completed_wr(queue, found)
         {
             // Earlier work requests without their own completion are complete, too.
             return queue
@@ -168,9 +168,14 @@ impl PostToCompletionMatcher {
 
 /// Returns the position of the work request to which a completion belongs. Several may have the same `wr_id`. Of
 /// these, only a signaled one completes with success.
-fn position_of_completed(queue: &VecDeque<TracedWork>, found: &TracedCompletion) -> Option<usize> {
+fn position_of_completed_wr(
+    queue: &VecDeque<TracedWork>,
+    found: &TracedCompletion,
+) -> Option<usize> {
     let is_it = |work: &TracedWork| work.wr_id == found.wr_id;
-    let signaled = queue.iter().position(|work| is_it(work) && work.signaled);
+    let signaled = queue
+        .iter()
+        .position(|work| is_it(work) && work.is_signaled);
     signaled
         .filter(|_| found.status == "SUCCESS")
         .or_else(|| queue.iter().position(is_it))
@@ -225,7 +230,7 @@ mod tests {
         let create = "ibv_create_qp(pd=pd1, qp_init_attr=&ibv_qp_init_attr{IBV_QPT_RC, sq_sig_all 1}) = qp1, QPN 0x8000";
         let (done, left) = paired(&[create, post, post, found]);
         assert_eq!((done.len(), left.len()), (1, 1));
-        assert!(done[0].signaled);
+        assert!(done[0].is_signaled);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::ptr::null_mut;
 use verbs_abi::*;
 
 use super::device::Device;
-use super::imported::means_destroyed_elsewhere;
-use super::place::{ObjectPlace, store_object};
+use super::import_records::means_destroyed_elsewhere;
+use super::object_place::{ObjectPlace, store_object};
 use super::sizes::{ARENA_BYTES, MAX_POLL_COMPLETIONS};
 use crate::input::DecisionBytes;
 use crate::tables::ProviderTables;
@@ -32,7 +32,7 @@ struct RawObjects {
     qps: [ObjectPlace<ibv_qp>; OBJECTS_PER_KIND],
     flows: [ObjectPlace<ibv_flow>; OBJECTS_PER_KIND],
     wqs: [ObjectPlace<ibv_wq>; OBJECTS_PER_KIND],
-    tables: [ObjectPlace<ibv_rwq_ind_table>; OBJECTS_PER_KIND],
+    rwq_ind_tables: [ObjectPlace<ibv_rwq_ind_table>; OBJECTS_PER_KIND],
 }
 
 /// Calls an operation of a side's extended context; `None` if the context lacks it.
@@ -88,7 +88,7 @@ impl RawPacketObjects {
             macro_rules! end {
                 ($places:ident, $destroy:expr) => {
                     for place in &mut side.$places {
-                        if place.live {
+                        if place.is_live {
                             let handle = place.handle;
                             let errno: c_int = $destroy(handle);
                             assert_eq!(errno, 0, "{} is in use", stringify!($places));
@@ -104,7 +104,7 @@ impl RawPacketObjects {
                 }
                 end!(qps, verbs.ibv_destroy_qp);
                 if let Some(destroy_table) = all.destroy_rwq_ind_table {
-                    end!(tables, destroy_table);
+                    end!(rwq_ind_tables, destroy_table);
                 }
                 if let Some(destroy_wq) = all.destroy_wq {
                     end!(wqs, destroy_wq);
@@ -150,7 +150,7 @@ impl RawObjects {
                 qps: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
                 flows: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
                 wqs: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
-                tables: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
+                rwq_ind_tables: [ObjectPlace::EMPTY; OBJECTS_PER_KIND],
             }
         }
     }
@@ -162,7 +162,7 @@ impl RawObjects {
         input: &mut DecisionBytes<'_>,
         place: usize,
     ) {
-        if self.qps[place].live {
+        if self.qps[place].is_live {
             return;
         }
         let verbs = tables.symbols;
@@ -182,17 +182,17 @@ impl RawObjects {
                 };
                 (verbs.ibv_create_qp)(self.pd, &raw mut attr)
             } else {
-                let mut key = [input.byte() | 1; 40];
+                let mut key = [input.next_byte() | 1; 40];
                 let mut attr = ibv_qp_init_attr_ex::zeroed();
                 attr.qp_type = IBV_QPT_RAW_PACKET;
                 attr.pd = self.pd;
                 attr.comp_mask =
                     IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
-                attr.rwq_ind_tbl = self.tables[input.index_below(OBJECTS_PER_KIND)].handle;
+                attr.rwq_ind_tbl = self.rwq_ind_tables[input.index_below(OBJECTS_PER_KIND)].handle;
                 attr.rx_hash_conf.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
                 attr.rx_hash_conf.rx_hash_key = key.as_mut_ptr();
                 attr.rx_hash_conf.rx_hash_key_len = if input.one_in(8) { 39 } else { 40 };
-                attr.rx_hash_conf.rx_hash_fields_mask = u64::from(input.byte());
+                attr.rx_hash_conf.rx_hash_fields_mask = u64::from(input.next_byte());
                 let all = verbs_get_ctx(self.context);
                 let Some(create) = (*all).create_qp_ex else {
                     return;
@@ -236,16 +236,20 @@ impl RawObjects {
             ),
             (0x33, 64),
         ];
-        if self.flows[place].live {
+        if self.flows[place].is_live {
             return;
         }
         let qp = self.qps[input.index_below(OBJECTS_PER_KIND)].handle;
         let mut attr = ibv_flow_attr::zeroed();
         attr.r#type = input.mostly_below(4);
-        attr.priority = u16::from(input.byte() % 4);
-        attr.port = if input.one_in(16) { input.byte() } else { 1 };
+        attr.priority = u16::from(input.next_byte() % 4);
+        attr.port = if input.one_in(16) {
+            input.next_byte()
+        } else {
+            1
+        };
         attr.flags = input.mostly_below(3) & !1;
-        attr.num_of_specs = input.byte() % 4;
+        attr.num_of_specs = input.next_byte() % 4;
         let mut bytes = vec![0; size_of::<ibv_flow_attr>()];
         for _ in 0..attr.num_of_specs {
             let (kind, size) = SPECS[input.index_below(SPECS.len())];
@@ -260,7 +264,7 @@ impl RawObjects {
             // The values to match, mostly zeros.
             let end = begin + size;
             while bytes.len() < end {
-                let byte = input.byte();
+                let byte = input.next_byte();
                 bytes.push(if byte < 0xf0 { 0 } else { byte });
             }
             bytes.truncate(end.max(begin));
@@ -307,7 +311,7 @@ impl RawObjects {
                 if let Some(post_recv) = (*wq).post_recv {
                     post_recv(wq, &raw mut wr, &raw mut bad);
                 }
-            } else if self.qps[0].live {
+            } else if self.qps[0].is_live {
                 ibv_post_recv(self.qps[0].handle, &raw mut wr, &raw mut bad);
             }
         }
@@ -317,18 +321,18 @@ impl RawObjects {
     unsafe fn post_frame(&mut self, input: &mut DecisionBytes<'_>, base: usize) {
         /// EtherTypes: VLAN tags, IPv4, IPv6, and an invalid one.
         const TYPES: [[u8; 2]; 5] = [[0x81, 0], [0x88, 0xa8], [8, 0], [0x86, 0xdd], [0, 0]];
-        if !self.qps[0].live {
+        if !self.qps[0].is_live {
             return;
         }
-        let len = usize::from(input.short()) % 300;
-        let mut frame: Vec<u8> = (0..len).map(|_| input.byte()).collect();
+        let len = usize::from(input.next_u16()) % 300;
+        let mut frame: Vec<u8> = (0..len).map(|_| input.next_byte()).collect();
         if let Some(place) = frame.get_mut(12..14) {
             place.copy_from_slice(&TYPES[input.index_below(TYPES.len())]);
         }
         if let Some(version) = frame.get_mut(14) {
             *version = [0x45, 0x46, 0x60, *version][input.index_below(4)];
         }
-        let length = match input.byte() {
+        let length = match input.next_byte() {
             255 => 1 << 14,
             _ => u32::try_from(len).unwrap_or(0),
         };
@@ -339,7 +343,7 @@ impl RawObjects {
         } else {
             IBV_WR_SEND
         };
-        wr.send_flags = u32::from(input.byte() % 32);
+        wr.send_flags = u32::from(input.next_byte() % 32);
         wr.sg_list = &raw mut sge;
         wr.num_sge = 1;
         let mut bad = null_mut();
@@ -355,7 +359,7 @@ impl RawObjects {
         // SAFETY: as in `step`.
         unsafe {
             match input.index_below(4) {
-                0 if !self.wqs[place].live => {
+                0 if !self.wqs[place].is_live => {
                     let mut attr = ibv_wq_init_attr::zeroed();
                     attr.max_wr = input.mostly_below(16);
                     attr.max_sge = input.mostly_below(4);
@@ -371,7 +375,7 @@ impl RawObjects {
                 }
                 _ => {
                     let mut attr = ibv_wq_attr::zeroed();
-                    attr.attr_mask = u32::from(input.byte() % 8) | IBV_WQ_ATTR_STATE;
+                    attr.attr_mask = u32::from(input.next_byte() % 8) | IBV_WQ_ATTR_STATE;
                     attr.wq_state = input.mostly_below(3);
                     attr.curr_wq_state = input.mostly_below(3);
                     on!(self.modify_wq(self.wqs[place].handle, &raw mut attr));
@@ -383,10 +387,10 @@ impl RawObjects {
     unsafe fn make_or_end_rwq_ind_table(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
         // SAFETY: as in `step`; the table has as many entries as its size says.
         unsafe {
-            if self.tables[place].live || input.one_in(4) {
-                let table = self.tables[place].handle;
+            if self.rwq_ind_tables[place].is_live || input.one_in(4) {
+                let table = self.rwq_ind_tables[place].handle;
                 let errno = on!(self.destroy_rwq_ind_table(table)).unwrap_or(libc::EOPNOTSUPP);
-                self.tables[place].record_destroy_result(errno);
+                self.rwq_ind_tables[place].record_destroy_result(errno);
                 return;
             }
             let log_ind_tbl_size = input.mostly_below(4);
@@ -400,7 +404,7 @@ impl RawObjects {
                 comp_mask: 0,
             };
             let made = on!(self.create_rwq_ind_table(self.context, &raw mut attr));
-            store_object(&mut self.tables, place, made.unwrap_or_default());
+            store_object(&mut self.rwq_ind_tables, place, made.unwrap_or_default());
         }
     }
 

@@ -18,9 +18,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a thread polls for answers before it sleeps.
 const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(100);
 /// An idle thread yields after this many rounds. It yields after every round while other threads compete for the core,
-/// which shows in the duration of a yield ([`CONTENDED_YIELD`]).
+/// which shows in the duration of a yield ([`MIN_CONTENDED_YIELD_TIME`]).
 const ROUNDS_PER_YIELD: u32 = 16;
-const CONTENDED_YIELD: Duration = Duration::from_micros(3);
+const MIN_CONTENDED_YIELD_TIME: Duration = Duration::from_micros(3);
 /// Number of outstanding SETs while keys are filled.
 const OUTSTANDING_FILL_SETS: u64 = 64;
 /// Bytes that are read at once.
@@ -86,7 +86,7 @@ pub struct LoadParameters {
     /// The command to send.
     pub command: LoadCommand,
     /// Number of keys; keys are numbered from 0.
-    pub keys: u64,
+    pub key_count: u64,
     /// Bytes of a value.
     pub value_bytes: usize,
     /// Outstanding commands per connection, at least 1.
@@ -142,15 +142,15 @@ pub struct LoadConnections {
 struct PipelinedConnection {
     connection: Box<dyn Connection>,
     /// Outstanding commands, oldest first: the key, and the time of the request.
-    outstanding: std::collections::VecDeque<(u64, Instant)>,
-    request: Vec<u8>,
-    sent_bytes: usize,
-    answers: Vec<u8>,
+    outstanding_commands: std::collections::VecDeque<(u64, Instant)>,
+    encoded_requests: Vec<u8>,
+    sent_request_bytes: usize,
+    unparsed_answer_bytes: Vec<u8>,
     may_be_readable: bool,
 }
 
 /// Fills a buffer with the value of a key.
-fn fill_value(key: u64, into: &mut [u8]) {
+fn fill_with_value_of_key(key: u64, into: &mut [u8]) {
     let mut word = key ^ 0x9e37_79b9_7f4a_7c15;
     for chunk in into.chunks_mut(8) {
         word = word.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
@@ -174,7 +174,7 @@ impl LoadParameters {
             }
         };
         if command == LoadCommand::Set {
-            self.add_value(key, into);
+            self.append_value_of_key(key, into);
         }
     }
 
@@ -185,15 +185,15 @@ impl LoadParameters {
             LoadCommand::Set => into.extend_from_slice(b"+OK\r\n"),
             LoadCommand::Get => {
                 let _ = write!(into, "${}\r\n", self.value_bytes);
-                self.add_value(key, into);
+                self.append_value_of_key(key, into);
             }
         }
     }
 
-    fn add_value(&self, key: u64, into: &mut Vec<u8>) {
+    fn append_value_of_key(&self, key: u64, into: &mut Vec<u8>) {
         let begin = into.len();
         into.resize(begin + self.value_bytes, 0);
-        fill_value(key, into.get_mut(begin..).unwrap_or_default());
+        fill_with_value_of_key(key, into.get_mut(begin..).unwrap_or_default());
         into.extend_from_slice(b"\r\n");
     }
 }
@@ -217,10 +217,10 @@ impl LoadConnections {
                 .register(&mut *connection, Token(number), interests)?;
             clients.push(PipelinedConnection {
                 connection,
-                outstanding: std::collections::VecDeque::new(),
-                request: Vec::new(),
-                sent_bytes: 0,
-                answers: Vec::new(),
+                outstanding_commands: std::collections::VecDeque::new(),
+                encoded_requests: Vec::new(),
+                sent_request_bytes: 0,
+                unparsed_answer_bytes: Vec::new(),
                 may_be_readable: true,
             });
         }
@@ -241,8 +241,8 @@ impl LoadConnections {
             ..*load
         };
         let mut next = 0;
-        self.send_and_check(&load, 1, |asked| {
-            let more = next < load.keys && asked < OUTSTANDING_FILL_SETS;
+        self.send_commands_and_check_answers(&load, 1, |asked| {
+            let more = next < load.key_count && asked < OUTSTANDING_FILL_SETS;
             next += u64::from(more);
             more.then(|| next - 1)
         })?;
@@ -259,10 +259,13 @@ impl LoadConnections {
         load: &LoadParameters,
         stop: &AtomicBool,
     ) -> Result<LoadResult, LoadError> {
-        let (keys, depth) = (load.keys.max(1), load.outstanding_commands.max(1) as u64);
+        let (keys, depth) = (
+            load.key_count.max(1),
+            load.outstanding_commands.max(1) as u64,
+        );
         let mut random = load.seed | 1;
         let mut has_begun = false;
-        self.send_and_check(load, usize::MAX, |asked| {
+        self.send_commands_and_check_answers(load, usize::MAX, |asked| {
             if asked >= depth || (has_begun && stop.load(Ordering::Relaxed)) {
                 return None;
             }
@@ -274,7 +277,7 @@ impl LoadConnections {
 
     /// Sends commands on the first `connections` connections, for the keys that `next` returns. `next` gets the number
     /// of outstanding commands of the connection. Ends when nothing is outstanding.
-    fn send_and_check(
+    fn send_commands_and_check_answers(
         &mut self,
         load: &LoadParameters,
         connections: usize,
@@ -303,7 +306,7 @@ impl LoadConnections {
                     )?;
                 }
                 client.send_commands(load, &mut next)?;
-                outstanding |= !client.outstanding.is_empty();
+                outstanding |= !client.outstanding_commands.is_empty();
             }
             if !outstanding {
                 measured.elapsed = begun.elapsed();
@@ -316,7 +319,7 @@ impl LoadConnections {
                 misses += 1;
                 if is_contended || misses.is_multiple_of(ROUNDS_PER_YIELD) {
                     std::thread::yield_now();
-                    is_contended = now.elapsed() > CONTENDED_YIELD;
+                    is_contended = now.elapsed() > MIN_CONTENDED_YIELD_TIME;
                 }
             }
             let waited = now.saturating_duration_since(busy);
@@ -367,22 +370,22 @@ impl PipelinedConnection {
         load: &LoadParameters,
         next: &mut impl FnMut(u64) -> Option<u64>,
     ) -> Result<(), LoadError> {
-        if self.sent_bytes == self.request.len() {
-            self.request.clear();
-            self.sent_bytes = 0;
-            while let Some(key) = next(self.outstanding.len() as u64) {
-                load.encode_command(load.command, key, &mut self.request);
-                self.outstanding.push_back((key, Instant::now()));
+        if self.sent_request_bytes == self.encoded_requests.len() {
+            self.encoded_requests.clear();
+            self.sent_request_bytes = 0;
+            while let Some(key) = next(self.outstanding_commands.len() as u64) {
+                load.encode_command(load.command, key, &mut self.encoded_requests);
+                self.outstanding_commands.push_back((key, Instant::now()));
             }
         }
         while let Some(rest) = self
-            .request
-            .get(self.sent_bytes..)
+            .encoded_requests
+            .get(self.sent_request_bytes..)
             .filter(|r| !r.is_empty())
         {
             match self.connection.write(rest) {
                 Ok(0) => return Err(LoadError::Disconnected),
-                Ok(n) => self.sent_bytes += n,
+                Ok(n) => self.sent_request_bytes += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e.into()),
@@ -403,16 +406,16 @@ impl PipelinedConnection {
             Ok(n) => {
                 self.may_be_readable = n == buffer.len();
                 let received = buffer.get(..n).unwrap_or_default();
-                self.answers.extend_from_slice(received);
+                self.unparsed_answer_bytes.extend_from_slice(received);
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) if e.kind() == ErrorKind::WouldBlock => self.may_be_readable = false,
             Err(e) => return Err(e.into()),
         }
         let mut done = 0;
-        while let Some(&(key, at)) = self.outstanding.front() {
+        while let Some(&(key, at)) = self.outstanding_commands.front() {
             load.write_expected_answer(load.command, key, expected);
-            let rest = self.answers.get(done..).unwrap_or_default();
+            let rest = self.unparsed_answer_bytes.get(done..).unwrap_or_default();
             let there = rest.len().min(expected.len());
             if rest.get(..there) != expected.get(..there) {
                 let shown = |bytes: &[u8]| {
@@ -433,12 +436,12 @@ impl PipelinedConnection {
                 break;
             }
             done += expected.len();
-            self.outstanding.pop_front();
+            self.outstanding_commands.pop_front();
             measured.answer_count += 1;
             let ns = u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX);
             measured.latency_ns.saturating_record(ns);
         }
-        self.answers.drain(..done);
+        self.unparsed_answer_bytes.drain(..done);
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     type Config: ServerConfig;
     /// Dependencies on the environment, such as a clock. The default is that of a server with
     /// threads.
-    type Runtime: Default;
+    type Environment: Default;
     /// A worker that does not run yet.
     type Worker: Debug + Send + 'static;
     /// Error that ends a worker early.
@@ -41,7 +41,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     fn new(
         context: &Context,
         config: Self::Config,
-        runtime: Self::Runtime,
+        runtime: Self::Environment,
     ) -> Result<(Arc<Self>, Vec<Self::Worker>), ServerError>;
 
     /// Returns the configuration of the server.
@@ -63,7 +63,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// When the worker cannot continue.
-    fn work(&self, index: usize, worker: Self::Worker) -> Result<(), Self::WorkerError>;
+    fn run_worker(&self, index: usize, worker: Self::Worker) -> Result<(), Self::WorkerError>;
 
     /// Returns the name and the body of a further thread beside the workers, if the service needs
     /// one.
@@ -127,7 +127,7 @@ verbs::from_verb_errors!(ServerError);
 
 impl ServerError {
     /// Creates the error of a service that cannot start.
-    pub fn service(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn service_failed(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Service(reason.into())
     }
 }
@@ -163,7 +163,7 @@ impl FirstFailure {
 pub(crate) struct SharedService<S: Service> {
     pub(crate) service: Arc<S>,
     pub(crate) failure: FirstFailure,
-    clients: Arc<ClientCounters>,
+    client_counters: Arc<ClientCounters>,
 }
 
 #[derive(Debug, Default)]
@@ -194,13 +194,13 @@ impl<S: Service> SharedService<S> {
     pub(crate) fn new(
         context: &Context,
         config: S::Config,
-        runtime: S::Runtime,
+        runtime: S::Environment,
     ) -> Result<(Arc<Self>, Vec<S::Worker>), ServerError> {
         let (service, workers) = S::new(context, config, runtime)?;
         let host = Arc::new(Self {
             service,
             failure: FirstFailure::default(),
-            clients: Arc::default(),
+            client_counters: Arc::default(),
         });
         Ok((host, workers))
     }
@@ -216,7 +216,7 @@ impl<S: Service> SharedService<S> {
     }
 
     pub(crate) fn run_worker(&self, index: usize, worker: S::Worker) {
-        if let Err(e) = self.service.work(index, worker) {
+        if let Err(e) = self.service.run_worker(index, worker) {
             self.failure
                 .record_if_first(format!("worker {index} failed: {e}"));
         }
@@ -227,10 +227,14 @@ impl<S: Service> SharedService<S> {
         hello: &HelloOf<S>,
     ) -> Result<(AcceptedOf<S>, CountedSession<S::Session>), ClientRefusal> {
         check_hello::<S::Protocol>(hello, self.service.config().max_window())?;
-        self.clients.connected.fetch_add(1, Ordering::Relaxed);
-        let counted = ConnectedClientGuard(Arc::clone(&self.clients));
+        self.client_counters
+            .connected
+            .fetch_add(1, Ordering::Relaxed);
+        let counted = ConnectedClientGuard(Arc::clone(&self.client_counters));
         let (accepted, session) = self.service.accept(hello)?;
-        self.clients.ever_connected.fetch_add(1, Ordering::Relaxed);
+        self.client_counters
+            .ever_connected
+            .fetch_add(1, Ordering::Relaxed);
         let attached = CountedSession {
             _session: session,
             _counted: counted,
@@ -240,8 +244,8 @@ impl<S: Service> SharedService<S> {
 
     pub(crate) fn stats(&self) -> S::Stats {
         self.service.stats(ClientsConnected {
-            now: self.clients.connected.load(Ordering::Relaxed),
-            ever: self.clients.ever_connected.load(Ordering::Relaxed),
+            now: self.client_counters.connected.load(Ordering::Relaxed),
+            ever: self.client_counters.ever_connected.load(Ordering::Relaxed),
         })
     }
 }

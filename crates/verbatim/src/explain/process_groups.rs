@@ -17,7 +17,7 @@ fn group_key(process: &ProcessPrediction) -> impl PartialEq + use<> {
     kinds.dedup();
     let steps: Vec<_> = process.steps.iter().map(|step| step.guideline).collect();
     let program = process.program.split(' ').next().map(ToOwned::to_owned);
-    let failed = process.failed > 0;
+    let failed = process.failed_completions > 0;
     (program, kinds, process.bottleneck, steps, failed)
 }
 
@@ -25,7 +25,10 @@ fn group_key(process: &ProcessPrediction) -> impl PartialEq + use<> {
 pub(super) fn group_processes(mut report: Report) -> Report {
     report.processes = median_process_of_each_group(report.processes);
     report.processes.sort_by_key(|process| {
-        let like_it = process.alike.as_ref().map_or(1, |alike| alike.processes);
+        let like_it = process
+            .group_spread
+            .as_ref()
+            .map_or(1, |alike| alike.processes);
         Reverse(
             process
                 .posted_or_received_count()
@@ -53,19 +56,19 @@ fn median_process_of_each_group(processes: Vec<ProcessPrediction>) -> Vec<Proces
 }
 
 fn median_process(mut group: Vec<ProcessPrediction>) -> Option<ProcessPrediction> {
-    group.sort_by_key(|process| process.posted.max(process.received));
+    group.sort_by_key(|process| process.posted_wrs.max(process.received_messages));
     let range = |of: fn(&ProcessPrediction) -> f64| MinMedianMax::of(group.iter().map(of));
     let observed: Option<Vec<f64>> = group.iter().map(|process| process.observed_mops).collect();
     let alike = GroupSpread {
         processes: group.len(),
-        posted: range(|process| count_as_f64(process.posted))?,
-        received: range(|process| count_as_f64(process.received))?,
+        posted_wrs: range(|process| count_as_f64(process.posted_wrs))?,
+        received_messages: range(|process| count_as_f64(process.received_messages))?,
         observed_mops: observed.and_then(|all| MinMedianMax::of(all.into_iter())),
         predicted_mops: range(|process| process.predicted_mops)?,
     };
     let middle = group.len() / 2;
     let several = group.len() > 1;
     let mut process = group.into_iter().nth(middle)?;
-    process.alike = several.then_some(alike);
+    process.group_spread = several.then_some(alike);
     Some(process)
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Largest nesting depth of arrays in an answer.
-const MAX_DEPTH: usize = 8;
+const MAX_ARRAY_DEPTH: usize = 8;
 /// Largest number of elements for which memory is reserved before they arrive.
 const MAX_RESERVED_ELEMENTS: usize = 1024;
 
@@ -75,7 +75,7 @@ fn parse(bytes: &[u8], depth: usize) -> Result<Option<(Answer, usize)>, BadAnswe
             let value = whole.strip_suffix(b"\r\n").ok_or_else(bad)?;
             Answer::Bulk(value.to_vec())
         }
-        b'*' if depth < MAX_DEPTH => {
+        b'*' if depth < MAX_ARRAY_DEPTH => {
             let count = usize::try_from(number()?).map_err(|_| bad())?;
             let mut elements = Vec::with_capacity(count.min(MAX_RESERVED_ELEMENTS));
             for _ in 0..count {
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_refused() {
-        let deep = b"*1\r\n".repeat(MAX_DEPTH + 1);
+        let deep = b"*1\r\n".repeat(MAX_ARRAY_DEPTH + 1);
         let huge = format!("${}\r\n", i64::MAX);
         for bytes in [
             &b"\r\n"[..],

@@ -16,7 +16,7 @@ pub const MAX_COMMAND_BYTES: usize = 64 << 20;
 /// Bytes of the longest inline command: Redis's `PROTO_INLINE_MAX_SIZE`.
 pub const MAX_INLINE_BYTES: usize = 64 << 10;
 /// Bytes of the longest line with a count, which fits a sign and the digits of 64 bits.
-const MAX_COUNT_BYTES: usize = 32;
+const MAX_COUNT_LINE_BYTES: usize = 32;
 /// A larger buffer is freed once it is empty.
 pub(crate) const MAX_KEPT_BUFFER_BYTES: usize = 1 << 20;
 
@@ -102,7 +102,7 @@ impl<'d> CommandStrings<'d> {
 pub struct CommandDecoder {
     bytes: Vec<u8>,
     /// Start of the command that is being read, or was returned last.
-    start: usize,
+    command_start: usize,
     /// Everything before this position has been decoded.
     decoded_to: usize,
     /// In an inline command: no line ends before this position.
@@ -110,7 +110,7 @@ pub struct CommandDecoder {
     /// Number of strings that the command still lacks; 0 between commands.
     missing_strings: usize,
     /// Ranges of the strings in `bytes`, relative to `start`, or in `inline`.
-    ranges: Vec<Range<usize>>,
+    string_ranges: Vec<Range<usize>>,
     /// The strings of an inline command, unquoted.
     unquoted_inline_strings: Vec<u8>,
 }
@@ -119,19 +119,19 @@ impl CommandDecoder {
     /// Takes received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.missing_strings == 0 {
-            self.start = self.decoded_to;
+            self.command_start = self.decoded_to;
         }
-        if self.start == self.bytes.len() {
+        if self.command_start == self.bytes.len() {
             self.bytes.clear();
             if self.bytes.capacity() > MAX_KEPT_BUFFER_BYTES {
                 self.bytes = Vec::new();
             }
         } else {
-            self.bytes.drain(..self.start);
+            self.bytes.drain(..self.command_start);
         }
-        self.decoded_to -= self.start;
-        self.line_end_searched_to = self.line_end_searched_to.saturating_sub(self.start);
-        self.start = 0;
+        self.decoded_to -= self.command_start;
+        self.line_end_searched_to = self.line_end_searched_to.saturating_sub(self.command_start);
+        self.command_start = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
@@ -141,7 +141,7 @@ impl CommandDecoder {
     /// [`ProtocolError`]: the rest of the stream cannot be decoded, and another call fails too.
     pub fn next_command(&mut self) -> Result<Option<CommandStrings<'_>>, ProtocolError> {
         while self.missing_strings == 0 {
-            self.start = self.decoded_to;
+            self.command_start = self.decoded_to;
             match self.bytes.get(self.decoded_to) {
                 None => return Ok(None),
                 Some(b'*') => {
@@ -154,17 +154,17 @@ impl CommandDecoder {
                     if count > MAX_COMMAND_STRINGS {
                         return Err(ProtocolError::InvalidStringCount);
                     }
-                    self.ranges.clear();
+                    self.string_ranges.clear();
                     (self.missing_strings, self.decoded_to) = (count, at);
                 }
                 Some(_) => {
                     if !self.read_inline_command_if_complete()? {
                         return Ok(None);
                     }
-                    if !self.ranges.is_empty() {
+                    if !self.string_ranges.is_empty() {
                         return Ok(Some(CommandStrings {
                             bytes_holding_strings: &self.unquoted_inline_strings,
-                            string_ranges: &self.ranges,
+                            string_ranges: &self.string_ranges,
                         }));
                     }
                 }
@@ -176,8 +176,8 @@ impl CommandDecoder {
             }
         }
         Ok(Some(CommandStrings {
-            bytes_holding_strings: &self.bytes[self.start..self.decoded_to],
-            string_ranges: &self.ranges,
+            bytes_holding_strings: &self.bytes[self.command_start..self.decoded_to],
+            string_ranges: &self.string_ranges,
         }))
     }
 
@@ -187,9 +187,9 @@ impl CommandDecoder {
         wrong: ProtocolError,
     ) -> Result<Option<(i64, usize)>, ProtocolError> {
         let line = self.bytes.get(self.decoded_to + 1..).unwrap_or_default();
-        let line = &line[..line.len().min(MAX_COUNT_BYTES)];
+        let line = &line[..line.len().min(MAX_COUNT_LINE_BYTES)];
         let Some(end) = line.iter().position(|b| *b == b'\r') else {
-            return if line.len() == MAX_COUNT_BYTES {
+            return if line.len() == MAX_COUNT_LINE_BYTES {
                 Err(ProtocolError::CountLineTooLong)
             } else {
                 Ok(None)
@@ -220,7 +220,7 @@ impl CommandDecoder {
             return Err(ProtocolError::InvalidBulkLength);
         }
         let end = from + length;
-        if end - self.start > MAX_COMMAND_BYTES {
+        if end - self.command_start > MAX_COMMAND_BYTES {
             return Err(ProtocolError::CommandTooLong);
         }
         let Some(behind) = self.bytes.get(end..end + 2) else {
@@ -233,7 +233,8 @@ impl CommandDecoder {
         if behind != b"\r\n" {
             return Err(ProtocolError::MissingCrlf);
         }
-        self.ranges.push(from - self.start..end - self.start);
+        self.string_ranges
+            .push(from - self.command_start..end - self.command_start);
         self.decoded_to = end + 2;
         self.missing_strings -= 1;
         Ok(true)
@@ -254,11 +255,11 @@ impl CommandDecoder {
         };
         let line = &self.bytes[self.decoded_to..end];
         self.unquoted_inline_strings.clear();
-        self.ranges.clear();
+        self.string_ranges.clear();
         split_inline_command(
             line.strip_suffix(b"\r").unwrap_or(line),
             &mut self.unquoted_inline_strings,
-            &mut self.ranges,
+            &mut self.string_ranges,
         )
         .ok_or(ProtocolError::UnbalancedQuotes)?;
         self.decoded_to = end + 1;
@@ -291,7 +292,7 @@ fn split_inline_command(
                 [] => break,
                 [b, ..] if space(b) => break,
                 [quote @ (b'"' | b'\''), behind @ ..] => {
-                    rest = quoted(*quote, behind, strings)?;
+                    rest = decode_quoted_text(*quote, behind, strings)?;
                     if rest.first().is_some_and(|b| !space(b)) {
                         return None;
                     }
@@ -307,7 +308,11 @@ fn split_inline_command(
 }
 
 /// Decodes the text up to the closing quote, and returns the rest after it.
-fn quoted<'l>(quote: u8, mut rest: &'l [u8], strings: &mut Vec<u8>) -> Option<&'l [u8]> {
+fn decode_quoted_text<'l>(
+    quote: u8,
+    mut rest: &'l [u8],
+    strings: &mut Vec<u8>,
+) -> Option<&'l [u8]> {
     let digit = |b: u8| {
         char::from(b)
             .to_digit(16)

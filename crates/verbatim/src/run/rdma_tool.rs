@@ -15,14 +15,14 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::library;
-use super::preload::{PRELOAD, ld_preload_value};
+use super::preload::{PRELOAD_VARIABLE, ld_preload_value};
 
 /// The program's name in iproute2.
-const RDMA: &str = "rdma";
+const RDMA_TOOL_NAME: &str = "rdma";
 
 /// Returns true if a program is `rdma`, at any path.
-pub(super) fn is_rdma(program: &OsStr) -> bool {
-    Path::new(program).file_name() == Some(OsStr::new(RDMA))
+pub(super) fn is_rdma_tool(program: &OsStr) -> bool {
+    Path::new(program).file_name() == Some(OsStr::new(RDMA_TOOL_NAME))
 }
 
 /// Returns `PATH` with a folder in `libraries` in front, in which `rdma` is this program. Returns `None` if this
@@ -30,7 +30,7 @@ pub(super) fn is_rdma(program: &OsStr) -> bool {
 pub(super) fn path_with_own_rdma_first(libraries: &Path) -> Option<OsString> {
     let folder = libraries.join(library::TOOL_LINKS_FOLDER);
     let before = std::env::var_os("PATH")?;
-    if !folder.join(RDMA).exists() || first_foreign_rdma(&before).is_none() {
+    if !folder.join(RDMA_TOOL_NAME).exists() || first_foreign_rdma(&before).is_none() {
         return None;
     }
     let folders = std::env::split_paths(&before).filter(|other| *other != folder);
@@ -41,7 +41,7 @@ pub(super) fn path_with_own_rdma_first(libraries: &Path) -> Option<OsString> {
 fn first_foreign_rdma(path: &OsStr) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?.canonicalize().ok()?;
     std::env::split_paths(path)
-        .map(|folder| folder.join(RDMA))
+        .map(|folder| folder.join(RDMA_TOOL_NAME))
         .find(|file| file.is_file() && file.canonicalize().is_ok_and(|file| file != own))
 }
 
@@ -49,7 +49,7 @@ fn first_foreign_rdma(path: &OsStr) -> Option<PathBuf> {
 /// only with an error.
 pub(crate) fn exec_system_rdma_if_called_rdma() -> Result<()> {
     let mut words = std::env::args_os();
-    if !words.next().is_some_and(|name| is_rdma(&name)) {
+    if !words.next().is_some_and(|name| is_rdma_tool(&name)) {
         return Ok(());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -57,8 +57,11 @@ pub(crate) fn exec_system_rdma_if_called_rdma() -> Result<()> {
         "there is no rdma in PATH but this one, which `verbatim run` made; install iproute2",
     )?;
     let mut command = Command::new(&file);
-    command.arg0(RDMA).args(words);
-    command.env(PRELOAD, ld_preload_value(&library::find_view_library()?)?);
+    command.arg0(RDMA_TOOL_NAME).args(words);
+    command.env(
+        PRELOAD_VARIABLE,
+        ld_preload_value(&library::find_view_library()?)?,
+    );
     let err: io::Error = command.exec();
     Err(err).with_context(|| format!("cannot run {}", file.display()))
 }
@@ -75,7 +78,7 @@ mod tests {
             ("rdma_server", false),
             ("", false),
         ] {
-            assert_eq!(is_rdma(OsStr::new(program)), expected, "{program}");
+            assert_eq!(is_rdma_tool(OsStr::new(program)), expected, "{program}");
         }
     }
 
@@ -84,10 +87,10 @@ mod tests {
         let (own, system) = (tempfile::tempdir(), tempfile::tempdir());
         let (own, system) = (own.expect("a folder"), system.expect("a folder"));
         let exe = std::env::current_exe().expect("a file");
-        std::os::unix::fs::symlink(exe, own.path().join(RDMA)).expect("a link");
+        std::os::unix::fs::symlink(exe, own.path().join(RDMA_TOOL_NAME)).expect("a link");
         let path = |folders: &[&Path]| std::env::join_paths(folders).expect("a path");
         assert_eq!(first_foreign_rdma(&path(&[own.path()])), None);
-        let file = system.path().join(RDMA);
+        let file = system.path().join(RDMA_TOOL_NAME);
         std::fs::write(&file, "").expect("written");
         assert_eq!(
             first_foreign_rdma(&path(&[own.path(), system.path()])),

@@ -23,7 +23,8 @@ pub(super) struct Requirement {
     /// The consequence for programs; null if nothing is wrong.
     pub(super) effect: Option<&'static str>,
     /// The remedy; null if nothing is wrong.
-    pub(super) change: Option<&'static str>,
+    #[serde(rename = "change")]
+    pub(super) remedy: Option<&'static str>,
 }
 
 impl Requirement {
@@ -33,7 +34,7 @@ impl Requirement {
             state: RequirementState::Ok,
             found: found.into(),
             effect: None,
-            change: None,
+            remedy: None,
         }
     }
 
@@ -48,7 +49,7 @@ impl Requirement {
             state,
             found: found.into(),
             effect: Some(effect),
-            change: Some(change),
+            remedy: Some(change),
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct ManualRequestArgs {
     #[arg(value_name = "HOST:PORT", value_parser = args::check_host_and_port)]
     server: String,
     /// The tree
-    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a tree", 0..=15u8))]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_parser_in_range("a tree", 0..=15u8))]
     tree: u8,
     /// How the client reaches the tree: rpc, read, auto
     #[arg(long, value_name = "ACCESS", default_value_t = AccessDesign::Rpc)]
@@ -84,14 +84,14 @@ pub(crate) struct ScanArgs {
     #[arg(long, value_name = "KEY")]
     end: Option<String>,
     /// Entries at most
-    #[arg(long, value_name = "N", default_value = "20", value_parser = args::integer_in_range("a count of entries", 1..=65_535u32))]
+    #[arg(long, value_name = "N", default_value = "20", value_parser = args::integer_parser_in_range("a count of entries", 1..=65_535u32))]
     limit: u32,
 }
 
 /// A line of `--json`.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<T> {
+enum JsonLine<T> {
     /// The value of a key.
     Entry { key: T, value: Option<T> },
     /// The result of a change: true if the key existed before.
@@ -140,7 +140,7 @@ fn connect(args: &ManualRequestArgs) -> Result<EitherClient> {
 
 fn print_value<T: KeyOrValue>(json: bool, key: T, value: Option<T>) -> Result<()> {
     match value {
-        _ if json => print_json(&Line::Entry { key, value }),
+        _ if json => print_json(&JsonLine::Entry { key, value }),
         Some(value) => print_line(format_args!("{key} = {value}")),
         None => {
             eprintln!("{key} is not there");
@@ -219,7 +219,7 @@ fn put_with<T: FromArgument>(mut client: Client<T>, args: &PutArgs) -> Result<Co
         Some(value) => (client.put(tree, key, value)?, false),
     };
     if args.hand.json {
-        print_json(&Line::Changed { key, was_there })?;
+        print_json(&JsonLine::Changed { key, was_there })?;
     } else {
         let how = if was_there {
             "was there"

@@ -15,7 +15,7 @@ use crate::output::{print_json, print_line};
 /// A line of `--json`.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line<'a> {
+enum JsonLine<'a> {
     /// `get`: the value of a key.
     Value {
         key: &'a str,
@@ -127,7 +127,7 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
     })
 }
 
-fn value_line(key: &str, value: Option<Value>) -> Line<'_> {
+fn value_line(key: &str, value: Option<Value>) -> JsonLine<'_> {
     let version = value.as_ref().map_or(0, |value| value.version);
     let text = value.map(|value| String::from_utf8(value.bytes));
     let (value, other) = match text {
@@ -135,7 +135,7 @@ fn value_line(key: &str, value: Option<Value>) -> Line<'_> {
         Some(Err(other)) => (None, Some(hex(other.as_bytes()))),
         None => (None, None),
     };
-    Line::Value {
+    JsonLine::Value {
         key,
         version,
         value,
@@ -178,7 +178,7 @@ pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
         CommandOutcome::Done
     };
     if args.json {
-        print_json(&Line::Put {
+        print_json(&JsonLine::Put {
             key: &args.key,
             version,
             refused,

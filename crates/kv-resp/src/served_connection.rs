@@ -7,8 +7,8 @@ use mio::event::Event;
 use mio::{Interest, Registry, Token};
 
 use crate::call::SharedState;
+use crate::command_decoder::MAX_KEPT_BUFFER_BYTES;
 use crate::connection::Connection;
-use crate::frame::MAX_KEPT_BUFFER_BYTES;
 use crate::session::Session;
 
 /// Number of unsent bytes from which on a client's commands are no longer executed.
@@ -20,7 +20,7 @@ pub(crate) const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 const MIN_POLL_TIME: Duration = Duration::from_micros(10);
 const MAX_POLL_TIME: Duration = Duration::from_micros(200);
 /// A client that pauses this long is not worth polling for, since the wakeup is cheap in comparison.
-const MIN_UNPOLLED_PAUSE: Duration = Duration::from_millis(1);
+const MIN_PAUSE_NOT_WORTH_POLLING: Duration = Duration::from_millis(1);
 
 /// The next action on a connection after its turn.
 pub(crate) enum NextAction {
@@ -44,7 +44,7 @@ pub(crate) struct ServedConnection {
     session: Session,
     output: Vec<u8>,
     /// Number of bytes of `output` that were sent.
-    sent_bytes: usize,
+    sent_output_bytes: usize,
     /// True if the connection may have something to read.
     may_be_readable: bool,
     /// True if the peer has closed: the connection is then read to the end, because no further event will arrive.
@@ -71,7 +71,7 @@ impl ServedConnection {
             token,
             session,
             output: Vec::new(),
-            sent_bytes: 0,
+            sent_output_bytes: 0,
             // The descriptors have not reported anything yet.
             may_be_readable: readable,
             hung_up: false,
@@ -101,15 +101,15 @@ impl ServedConnection {
 
     /// Returns the number of unsent bytes.
     pub(crate) fn unsent_bytes(&self) -> usize {
-        self.output.len() - self.sent_bytes
+        self.output.len() - self.sent_output_bytes
     }
 
     pub(crate) fn keep_alive_interval(&self) -> Option<Duration> {
         self.connection.keep_alive_interval()
     }
 
-    pub(crate) fn keep_alive(&mut self) -> io::Result<()> {
-        self.connection.keep_alive()
+    pub(crate) fn send_keep_alive(&mut self) -> io::Result<()> {
+        self.connection.send_keep_alive()
     }
 
     /// Handles an event of a descriptor.
@@ -121,7 +121,7 @@ impl ServedConnection {
             let waited = self.last_input_at.elapsed();
             if waited < MAX_POLL_TIME.min(3 * self.poll_time) {
                 self.poll_time = (2 * self.poll_time).min(MAX_POLL_TIME);
-            } else if waited > MIN_UNPOLLED_PAUSE {
+            } else if waited > MIN_PAUSE_NOT_WORTH_POLLING {
                 self.poll_time = (self.poll_time / 2).max(MIN_POLL_TIME);
             }
             self.last_input_at = Instant::now();
@@ -154,7 +154,7 @@ impl ServedConnection {
         shared: &SharedState,
         registry: &Registry,
     ) -> io::Result<()> {
-        if !self.flush(registry)? || self.session.must_close() {
+        if !self.send_pending_output(registry)? || self.session.must_close() {
             return Ok(());
         }
         if !self.commands_wait_for_output {
@@ -182,7 +182,7 @@ impl ServedConnection {
 
     /// Sends the replies.
     pub(crate) fn send_replies(&mut self, registry: &Registry) -> io::Result<NextAction> {
-        Ok(if !self.flush(registry)? {
+        Ok(if !self.send_pending_output(registry)? {
             NextAction::Wait
         } else if self.session.must_close() || self.peer_sends_no_more {
             NextAction::Close
@@ -194,21 +194,24 @@ impl ServedConnection {
     }
 
     /// Sends pending bytes. Returns false if not all could be sent.
-    fn flush(&mut self, registry: &Registry) -> io::Result<bool> {
-        while self.sent_bytes < self.output.len() {
-            match self.connection.write(&self.output[self.sent_bytes..]) {
+    fn send_pending_output(&mut self, registry: &Registry) -> io::Result<bool> {
+        while self.sent_output_bytes < self.output.len() {
+            match self
+                .connection
+                .write(&self.output[self.sent_output_bytes..])
+            {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => self.sent_bytes += n,
+                Ok(n) => self.sent_output_bytes += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    self.set_blocked(registry, true)?;
+                    self.set_output_blocked(registry, true)?;
                     return Ok(false);
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        self.set_blocked(registry, false)?;
-        self.sent_bytes = 0;
+        self.set_output_blocked(registry, false)?;
+        self.sent_output_bytes = 0;
         self.output.clear();
         if self.output.capacity() > MAX_KEPT_BUFFER_BYTES {
             self.output = Vec::new();
@@ -216,7 +219,7 @@ impl ServedConnection {
         Ok(true)
     }
 
-    fn set_blocked(&mut self, registry: &Registry, blocked: bool) -> io::Result<()> {
+    fn set_output_blocked(&mut self, registry: &Registry, blocked: bool) -> io::Result<()> {
         if blocked == self.is_output_blocked {
             return Ok(());
         }

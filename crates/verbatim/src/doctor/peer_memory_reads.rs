@@ -19,7 +19,7 @@ const TEST_PATTERN: [u8; 16] = *b"verbatim doctor\n";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PatternLocation {
     pid: u64,
-    private_address: u64,
+    private_memory_address: u64,
     memfd: u32,
 }
 
@@ -34,7 +34,7 @@ impl FromStr for PatternLocation {
             let fd = parts.next()?.parse().ok()?;
             Some(Self {
                 pid,
-                private_address: address,
+                private_memory_address: address,
                 memfd: fd,
             })
         };
@@ -46,7 +46,8 @@ impl FromStr for PatternLocation {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ReadErrors {
     /// `process_vm_readv(2)`.
-    pub(super) by_call: Option<String>,
+    #[serde(rename = "by_call")]
+    pub(super) by_process_vm_readv: Option<String>,
     /// Reading `/proc/PID/mem`.
     pub(super) by_proc_file: Option<String>,
     /// Opening `/proc/PID/fd/N`, to map it.
@@ -73,7 +74,7 @@ pub(super) fn hold_pattern() -> Result<()> {
 
 /// Reads the memory of the process at the given address, in each of the ways.
 pub(super) fn errors_of_each_read_method(at: PatternLocation) -> ReadErrors {
-    let read = |call| match environment::read_memory(call, at.pid, at.private_address) {
+    let read = |call| match environment::read_memory(call, at.pid, at.private_memory_address) {
         Ok(TEST_PATTERN) => None,
         Ok(_) => Some("other bytes are there".to_owned()),
         Err(e) => Some(e.to_string()),
@@ -85,7 +86,7 @@ pub(super) fn errors_of_each_read_method(at: PatternLocation) -> ReadErrors {
         .err()
         .map(|e| e.to_string());
     ReadErrors {
-        by_call: read(PeerReadCall::ProcessVm),
+        by_process_vm_readv: read(PeerReadCall::ProcessVm),
         by_proc_file: read(PeerReadCall::ProcFile),
         by_descriptor,
     }
@@ -102,14 +103,14 @@ pub(super) fn try_peer_reads() -> Result<ReadErrors> {
     BufReader::new(stdout).read_line(&mut address)?;
     let looking = start_doctor_process(&["--reach", address.trim()], Stdio::null())?;
     let said = looking.wait_with_output()?;
-    let Line { data } = serde_json::from_slice(&said.stdout)
+    let ReadErrorsLine { data } = serde_json::from_slice(&said.stdout)
         .with_context(|| format!("the process that looks ended with {}", said.status))?;
     Ok(data)
 }
 
 /// The line that the second process prints.
 #[derive(Deserialize)]
-struct Line {
+struct ReadErrorsLine {
     data: ReadErrors,
 }
 
@@ -146,7 +147,7 @@ mod tests {
     fn an_address_is_three_numbers() {
         let address = PatternLocation {
             pid: 1,
-            private_address: 4096,
+            private_memory_address: 4096,
             memfd: 3,
         };
         assert_eq!("1:4096:3\n".parse(), Ok(address));

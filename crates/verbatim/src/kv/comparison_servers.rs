@@ -294,7 +294,7 @@ fn measure_memcached(
     while before.duration_since(begun) < setup.duration {
         request.clear();
         for _ in 0..setup.window {
-            write!(request, "mg {} v\r\n", key(random.below(keys)))?;
+            write!(request, "mg {} v\r\n", key(random.next_below(keys)))?;
         }
         out.write_all(&request)?;
         for _ in 0..setup.window {

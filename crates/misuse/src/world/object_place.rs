@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 /// A place for an object that is live, was destroyed, or never existed.
 pub(super) struct ObjectPlace<T> {
     pub(super) handle: *mut T,
-    pub(super) live: bool,
+    pub(super) is_live: bool,
 }
 
 impl<T> Clone for ObjectPlace<T> {
@@ -20,19 +20,23 @@ impl<T> Copy for ObjectPlace<T> {}
 impl<T> ObjectPlace<T> {
     pub(super) const EMPTY: Self = Self {
         handle: null_mut(),
-        live: false,
+        is_live: false,
     };
 
     /// Returns the handle if the object is live, else NULL.
     pub(super) fn live_handle(self) -> *mut T {
-        if self.live { self.handle } else { null_mut() }
+        if self.is_live {
+            self.handle
+        } else {
+            null_mut()
+        }
     }
 
     /// Records the result of a destroying verb: 0 ends the object.
     pub(super) fn record_destroy_result(&mut self, errno: c_int) {
         if errno == 0 {
-            assert!(self.live, "a destroyed handle was destroyed again");
-            self.live = false;
+            assert!(self.is_live, "a destroyed handle was destroyed again");
+            self.is_live = false;
         }
     }
 }
@@ -47,6 +51,6 @@ pub(super) fn store_object<T>(places: &mut [ObjectPlace<T>], place: usize, handl
     }
     places[place] = ObjectPlace {
         handle,
-        live: !handle.is_null(),
+        is_live: !handle.is_null(),
     };
 }
