@@ -182,6 +182,11 @@ pub(crate) const NGINX: DebianPackage = DebianPackage {
     why: "its connections are carried by `verbatim sockets`",
     presence_check: PresenceCheck::Program("nginx"),
 };
+pub(crate) const HAPROXY: DebianPackage = DebianPackage {
+    name: "haproxy",
+    why: "it splices between connections that `verbatim sockets` carries",
+    presence_check: PresenceCheck::Program("haproxy"),
+};
 pub(crate) const APACHE2_UTILS: DebianPackage = DebianPackage {
     name: "apache2-utils",
     why: "ab asks nginx",
@@ -306,6 +311,7 @@ pub(crate) const FOR_CONFORMANCE: &[DebianPackage] = &[
     MEMCACHED,
     LIBMEMCACHED_TOOLS,
     NGINX,
+    HAPROXY,
     APACHE2_UTILS,
     WRK,
     POSTGRESQL,

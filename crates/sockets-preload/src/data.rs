@@ -111,16 +111,30 @@ export! {
         send_file(out, from, offset, count), else real::sendfile(out, from, offset, count);
     /// `splice(2)`
     fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: size_t, flags: u32) -> ssize_t =
-        demote_both_to_tcp(from, to), else real::splice(from, from_at, to, to_at, len, flags);
+        splice_by_copying(from, [from_at, to_at], to, len, flags), else real::splice(from, from_at, to, to_at, len, flags);
 }
 
 type ResultUnlessLeftToKernel = Option<std::io::Result<usize>>;
 
-/// Takes both descriptors back to TCP.
-fn demote_both_to_tcp(from: c_int, to: c_int) -> ResultUnlessLeftToKernel {
-    calls::demote_for_other_reads(from);
-    calls::demote(to);
-    None
+/// Copies between a connection that is on RDMA and a pipe. The kernel handles calls that it refuses.
+fn splice_by_copying(
+    from: c_int,
+    offsets: [*mut i64; 2],
+    to: c_int,
+    len: size_t,
+    flags: u32,
+) -> ResultUnlessLeftToKernel {
+    let known =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    if len == 0 || flags & !known != 0 || offsets.iter().any(|offset| !offset.is_null()) {
+        return None;
+    }
+    calls::splice_if_managed(from, to, len, flags, || {
+        let none = std::ptr::null_mut();
+        // SAFETY: the offsets are NULL.
+        let moved = unsafe { real::splice(from, none, to, none, len, flags) };
+        usize::try_from(moved).map_err(|_| std::io::Error::last_os_error())
+    })
 }
 
 /// # Safety

@@ -5,14 +5,14 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use libc::{c_int, epoll_event, pollfd};
+use libc::{c_int, c_uint, epoll_event, pollfd};
 
 use crate::epoll::WatchedObject;
 use crate::iovec_cursor::IovecCursor;
 use crate::poll::Sets;
 use crate::reason::NotRdmaReason;
 use crate::table::Entry;
-use crate::{lookup, nic, poll, real, table};
+use crate::{lookup, nic, pipe, poll, real, table};
 
 /// Registers a socket that `socket(2)` created.
 pub fn on_socket(fd: c_int, domain: c_int, kind: c_int) {
@@ -79,6 +79,26 @@ pub fn recv_by_kernel_if_tcp(
     by_kernel: impl FnOnce() -> io::Result<usize>,
 ) -> Option<io::Result<usize>> {
     table::conn(fd)?.recv_by_kernel_if_tcp(fd, flags, by_kernel)
+}
+
+/// Handles `splice(2)` between a connection and a pipe, without offsets. `by_kernel` is that call.
+pub fn splice_if_managed(
+    from: c_int,
+    to: c_int,
+    len: usize,
+    flags: c_uint,
+    by_kernel: impl Fn() -> io::Result<usize>,
+) -> Option<io::Result<usize>> {
+    match (table::conn(from), table::conn(to)) {
+        (Some(conn), None) if pipe::is_pipe_open_for(to, libc::O_WRONLY) => {
+            Some(conn.splice_to_pipe(from, to, len, flags, by_kernel))
+        }
+        (None, Some(conn)) if pipe::is_pipe_open_for(from, libc::O_RDONLY) => {
+            Some(conn.splice_from_pipe(to, from, len, flags, by_kernel))
+        }
+        // The kernel refuses the call.
+        _ => None,
+    }
 }
 
 /// Returns true if the descriptor is a connection of this library.

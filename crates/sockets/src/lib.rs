@@ -8,6 +8,8 @@ pub mod calls;
 mod conn;
 mod cursors;
 #[allow(unsafe_code)]
+mod destination;
+#[allow(unsafe_code)]
 mod epoll;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -17,6 +19,8 @@ mod lookup;
 #[allow(unsafe_code)]
 mod nic;
 mod page;
+#[allow(unsafe_code)]
+mod pipe;
 #[allow(unsafe_code)]
 mod poll;
 pub use poll::Sets;
@@ -31,6 +35,8 @@ mod sending;
 mod setup;
 mod side;
 mod spin;
+#[allow(unsafe_code)]
+mod splice;
 mod stale;
 pub mod stat;
 #[allow(unsafe_code)]

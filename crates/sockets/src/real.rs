@@ -1,6 +1,7 @@
 //! The C library's own functions, which the preloaded library overrides.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
+use std::io;
 use std::mem::transmute;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -107,6 +108,16 @@ real! {
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
     fn execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int;
+}
+
+/// Returns the result of a call that returned a number of bytes, or -1 with `errno`.
+pub(crate) fn result(returned: ssize_t) -> io::Result<usize> {
+    usize::try_from(returned).map_err(|_| fail(errno()))
+}
+
+/// Returns the error of an `errno`.
+pub(crate) fn fail(errno: c_int) -> io::Error {
+    io::Error::from_raw_os_error(errno)
 }
 
 /// Sets this thread's `errno`.

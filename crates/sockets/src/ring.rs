@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use libc::iovec;
 use verbs::MemoryRegion;
 
 use crate::iovec_cursor::IovecCursor;
@@ -134,5 +135,23 @@ impl Ring {
                 at = (at + part) % RING_BYTES;
             }
         }
+    }
+
+    /// Returns the one or two parts of the ring with `len` bytes, at most a ring's, from cursor `from` on.
+    pub(crate) fn iovecs(&self, from: u64, len: usize) -> Vec<iovec> {
+        let len = len.min(RING_BYTES);
+        let at = usize::try_from(from % RING_BYTES as u64).unwrap_or(0);
+        let first = len.min(RING_BYTES - at);
+        // SAFETY: the ring's first byte is within the mapping (`at`).
+        let ring = unsafe { self.arena.start().add(self.offset + RING_OFFSET_IN_SLOT) };
+        [(at, first), (0, len - first)]
+            .into_iter()
+            .filter(|(_, part_len)| *part_len > 0)
+            .map(|(start, iov_len)| iovec {
+                // SAFETY: `start` is within the ring.
+                iov_base: unsafe { ring.add(start) }.cast(),
+                iov_len,
+            })
+            .collect()
     }
 }

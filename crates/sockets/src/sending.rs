@@ -11,13 +11,12 @@ use crate::cursors::peer_ring_room;
 use crate::iovec_cursor::IovecCursor;
 use crate::nic::lock;
 use crate::page::{stage, state};
-use crate::real;
+use crate::real::{self, fail, result};
 use crate::reason::NotRdmaReason;
 use crate::remote::Wait;
 use crate::ring::RING_BYTES;
 use crate::side::PageAndSide;
 use crate::spin::Spin;
-use crate::stream::{fail, result};
 
 /// Longest sleep of a sender in ms before it checks for room again, because another thread may have taken its wake
 /// byte.
@@ -105,6 +104,9 @@ impl Conn {
         // The call is counted first, so that the direction cannot change to RDMA from here on.
         if self.phase() == Phase::Ready {
             return None;
+        }
+        if let Err(err) = self.take_kept_error() {
+            return Some(Err(err));
         }
         Some(by_kernel().inspect(|sent| {
             self.tcp_bytes_sent

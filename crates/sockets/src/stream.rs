@@ -3,16 +3,17 @@
 use std::io;
 use std::sync::atomic::{Ordering, fence};
 
-use libc::{c_int, iovec, ssize_t};
+use libc::c_int;
 
 use crate::conn::{Conn, Phase, Rx};
 use crate::cursors::{
     peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
 };
+use crate::destination::{Destination, recv_by_kernel};
 use crate::iovec_cursor::IovecCursor;
 use crate::nic::lock;
 use crate::page::{DirectionWords, state};
-use crate::real;
+use crate::real::{self, fail, result};
 use crate::reason::NotRdmaReason;
 use crate::remote::Wait;
 use crate::ring::{RING_BYTES, Ring};
@@ -25,6 +26,8 @@ pub(crate) enum ReceiveAttempt {
     End,
     Failed(c_int),
     WouldBlock,
+    /// The pipe into which the bytes go is full.
+    NoRoomInPipe,
     /// The direction is on TCP for good.
     Tcp,
     /// The connection turned out not to be ready.
@@ -41,14 +44,6 @@ pub(crate) struct Readiness {
     /// True if only the kernel knows whether data, or room, is available.
     pub(crate) ask_kernel_in: bool,
     pub(crate) ask_kernel_out: bool,
-}
-
-pub(crate) fn result(returned: ssize_t) -> io::Result<usize> {
-    usize::try_from(returned).map_err(|_| io::Error::from_raw_os_error(real::errno()))
-}
-
-pub(crate) fn fail(errno: c_int) -> io::Error {
-    io::Error::from_raw_os_error(errno)
 }
 
 impl Conn {
@@ -74,7 +69,8 @@ impl Conn {
         }
         let mut done = 0;
         loop {
-            match self.try_recv(fd, to, done, flags & (libc::MSG_PEEK | libc::MSG_TRUNC)) {
+            let rest = Destination::Memory(to.skip_bytes(done));
+            match self.try_recv(fd, rest, flags & (libc::MSG_PEEK | libc::MSG_TRUNC)) {
                 ReceiveAttempt::Bytes(n) => {
                     done += n;
                     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
@@ -102,10 +98,12 @@ impl Conn {
                     }
                     return Ok(done + rest.unwrap_or(0));
                 }
-                ReceiveAttempt::WouldBlock => match self.wait_for_data(fd, flags) {
-                    Err(_) if done > 0 => return Ok(done),
-                    waited => waited?,
-                },
+                ReceiveAttempt::WouldBlock | ReceiveAttempt::NoRoomInPipe => {
+                    match self.wait_for_data(fd, flags) {
+                        Err(_) if done > 0 => return Ok(done),
+                        waited => waited?,
+                    }
+                }
             }
         }
     }
@@ -142,13 +140,7 @@ impl Conn {
     }
 
     /// Receives once. `flags` are those among `MSG_PEEK` and `MSG_TRUNC`, which discards bytes (`tcp(7)`).
-    fn try_recv(
-        &self,
-        fd: c_int,
-        to: IovecCursor<'_>,
-        skip: usize,
-        flags: c_int,
-    ) -> ReceiveAttempt {
+    pub(crate) fn try_recv(&self, fd: c_int, to: Destination<'_>, flags: c_int) -> ReceiveAttempt {
         let mut rx = lock(&self.rx);
         let Rx {
             link: Some(link),
@@ -162,7 +154,7 @@ impl Conn {
         if link.remote.is_some() {
             self.advance_change_of_receiver(link);
         }
-        let len = to.len() - skip;
+        let len = to.len();
         loop {
             let now = dir.state.load(Ordering::Acquire);
             match now {
@@ -170,7 +162,7 @@ impl Conn {
                     self.set_tcp_after_rdma_data_drained();
                     return ReceiveAttempt::Tcp;
                 }
-                state::TCP => match self.recv_during_setup(fd, link, to.skip_bytes(skip), flags) {
+                state::TCP => match self.recv_during_setup(fd, link, to, flags) {
                     Some(got) => return got,
                     None => continue,
                 },
@@ -183,12 +175,12 @@ impl Conn {
                 .saturating_sub(by_tcp);
             if first > 0 {
                 let n = len.min(usize::try_from(first).unwrap_or(len));
-                return self.recv_tcp_bytes_before_rdma(fd, link, to, skip, n, flags);
+                return self.recv_tcp_bytes_before_rdma(fd, link, to, n, flags);
             }
             if let Some(ring) = ring
-                && let Some(n) = self.recv_ring(fd, link, ring, to, skip, flags)
+                && let Some(got) = self.recv_ring(fd, link, ring, to, flags)
             {
-                return ReceiveAttempt::Bytes(n);
+                return got;
             }
             if len == 0 {
                 return ReceiveAttempt::Bytes(0);
@@ -209,18 +201,17 @@ impl Conn {
         &self,
         fd: c_int,
         link: &PageAndSide,
-        to: IovecCursor<'_>,
+        to: Destination<'_>,
         flags: c_int,
     ) -> Option<ReceiveAttempt> {
-        let parts = to.iovecs_of_range(0, to.len());
-        let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT | flags);
+        let there = to.count_bytes(fd, to.len(), flags);
         if link.incoming().state.load(Ordering::Acquire) != state::TCP {
             return None;
         }
         Some(match there {
-            Ok(0) if !to.is_empty() => ReceiveAttempt::End,
+            Ok(0) if to.len() > 0 => ReceiveAttempt::End,
             Ok(n) if flags & libc::MSG_PEEK != 0 => ReceiveAttempt::Bytes(n),
-            Ok(n) => self.recv_tcp_bytes_before_rdma(fd, link, to, 0, n, flags),
+            Ok(n) => self.recv_tcp_bytes_before_rdma(fd, link, to, n, flags),
             Err(err) => from_error(&err),
         })
     }
@@ -230,13 +221,11 @@ impl Conn {
         &self,
         fd: c_int,
         link: &PageAndSide,
-        to: IovecCursor<'_>,
-        skip: usize,
+        to: Destination<'_>,
         len: usize,
         flags: c_int,
     ) -> ReceiveAttempt {
-        let parts = to.iovecs_of_range(skip, len);
-        match recv_by_kernel(fd, &parts, libc::MSG_DONTWAIT | flags) {
+        match to.receive(fd, len, flags) {
             Ok(0) if len > 0 => ReceiveAttempt::End,
             Ok(n) => {
                 if flags & libc::MSG_PEEK == 0 {
@@ -256,20 +245,25 @@ impl Conn {
         fd: c_int,
         link: &PageAndSide,
         ring: &Ring,
-        to: IovecCursor<'_>,
-        skip: usize,
+        to: Destination<'_>,
         flags: c_int,
-    ) -> Option<usize> {
+    ) -> Option<ReceiveAttempt> {
         let dir = link.incoming();
         let head = dir.rdma_bytes_taken.load(Ordering::Relaxed);
         let arrived = arrived_rdma_bytes(ring, &dir);
         let there = readable_ring_bytes(arrived, &dir);
-        let n = there.min(to.len() - skip);
+        let mut n = there.min(to.len());
         if n == 0 {
             return None;
         }
         if flags & libc::MSG_TRUNC == 0 {
-            ring.copy_out(head, to, skip, n);
+            n = match to.copy_from_ring(ring, head, n) {
+                Ok(copied) => copied,
+                Err(err) if err.raw_os_error() == Some(libc::EAGAIN) => {
+                    return Some(ReceiveAttempt::NoRoomInPipe);
+                }
+                Err(err) => return Some(from_error(&err)),
+            };
         }
         if flags & libc::MSG_PEEK == 0 {
             dir.rdma_bytes_taken
@@ -287,7 +281,7 @@ impl Conn {
                 self.wake_sending_peer(fd);
             }
         }
-        Some(n)
+        Some(ReceiveAttempt::Bytes(n))
     }
 
     /// Takes wake bytes when the ring is empty, and checks whether the stream has ended. The result is `WouldBlock` if
@@ -329,7 +323,7 @@ impl Conn {
         }
     }
 
-    fn wait_for_data(&self, fd: c_int, flags: c_int) -> io::Result<()> {
+    pub(crate) fn wait_for_data(&self, fd: c_int, flags: c_int) -> io::Result<()> {
         if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
             return Err(fail(libc::EAGAIN));
         }
@@ -559,12 +553,4 @@ fn from_error(err: &io::Error) -> ReceiveAttempt {
         Some(libc::EAGAIN) => ReceiveAttempt::WouldBlock,
         errno => ReceiveAttempt::Failed(errno.unwrap_or(libc::EIO)),
     }
-}
-
-fn recv_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize> {
-    // SAFETY: any bytes are valid; NULL pointers without lengths.
-    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
-    (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
-    // SAFETY: the parts are a program's buffers to receive into (`IovecCursor::new`).
-    result(unsafe { real::recvmsg(fd, &raw mut msg, flags) })
 }

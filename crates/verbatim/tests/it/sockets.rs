@@ -115,6 +115,11 @@ fn discarded_bytes_and_control_messages() {
 }
 
 #[test]
+fn bytes_are_spliced_to_and_from_pipes() {
+    brings("spliced");
+}
+
+#[test]
 fn a_killed_sender_leaves_a_prefix_and_an_end() {
     brings("killed");
 }

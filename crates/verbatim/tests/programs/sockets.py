@@ -4,6 +4,7 @@ brings it. On two hosts: `sockets.py serve SCENARIO ADDRESS PORT` and `sockets.p
 
 import array
 import ctypes
+import errno
 import os
 import queue
 import random
@@ -419,6 +420,88 @@ def messages(sock, is_server):
         assert read_exactly(accepted, 5 + (i == 0))[-5:] == b"%05d" % i
         accepted.sendall(b"y")
         assert plain.recv(1) == b"y"
+
+
+def spliced(sock, is_server):
+    """The client moves bytes between the connection and pipes by `splice`, which waits and returns as on TCP."""
+    if is_server:
+        sock.sendall(b"abc")
+        assert sock.recv(1) == b"?"
+        sock.sendall(PATTERN[:300_000])
+        assert read_exactly(sock, 300_000) == PATTERN[:300_000]
+        # Nobody reads until the client has filled the connection.
+        assert sock.recv(1, socket.MSG_PEEK) == PATTERN[:1]
+        time.sleep(0.5)
+        assert read_exactly(sock, len(PATTERN)) == PATTERN
+        sock.sendall(b"late")
+        assert sock.recv(1) == b"."
+        assert is_carried(sock.getsockname()[1]), path_of(sock.getsockname()[1])
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1) == b""
+        return
+    fd, now = sock.fileno(), os.SPLICE_F_NONBLOCK
+    splice_into_pipes(sock, fd, now)
+    # As many bytes as the pipe takes, the rest later.
+    source, sink = os.pipe()
+    moved = b""
+    while len(moved) < 300_000:
+        count = os.splice(fd, sink, 1 << 20)
+        assert 0 < count <= 65_536, count
+        # Back into the connection, through another pipe.
+        moved += PATTERN[len(moved) : len(moved) + count]
+        assert os.splice(source, fd, 1 << 20) == count
+    fill_by_splice(sock, source, sink)
+    # A call that blocks waits for data of the connection, whatever its flags say of the pipe.
+    assert os.splice(fd, sink, 10, flags=now) == 4 and os.read(source, 10) == b"late"
+    sock.sendall(b".")
+    assert os.splice(fd, sink, 10) == 0, "no end of the stream"
+    os.close(sink)
+    assert os.splice(source, fd, 10) == 0, "no end of the pipe"
+
+
+def splice_into_pipes(sock, fd, now):
+    """Full pipes, pipes without readers, and no data."""
+    source, sink = os.pipe()
+    os.write(sink, bytes(65_536))
+    select.select([sock], [], [], 20)
+    assert fails(errno.EAGAIN, lambda: os.splice(fd, sink, 10, flags=now))
+    os.read(source, 65_536)
+    assert os.splice(fd, sink, 10) == 3 and os.read(source, 10) == b"abc"
+    sock.setblocking(False)
+    assert fails(errno.EAGAIN, lambda: os.splice(fd, sink, 10))
+    assert fails(errno.EAGAIN, lambda: os.splice(source, fd, 10, flags=now))
+    sock.setblocking(True)
+    assert fails(errno.EINVAL, lambda: os.splice(fd, fd, 10))
+    assert fails(errno.EBADF, lambda: os.splice(fd, source, 10))
+    assert fails(errno.ESPIPE, lambda: os.splice(fd, sink, 10, offset_dst=0))
+    os.close(source)
+    sock.sendall(b"?")
+    assert fails(errno.EPIPE, lambda: os.splice(fd, sink, 10))
+    os.close(sink)
+
+
+def fill_by_splice(sock, source, sink):
+    """Moves PATTERN by calls that do not wait; the pipe keeps what a full connection does not take."""
+    sock.setblocking(False)
+    written, sent, was_full = 0, 0, False
+    while sent < len(PATTERN):
+        if written == sent:
+            written += os.write(sink, PATTERN[written : written + 60_000])
+        try:
+            sent += os.splice(source, sock.fileno(), 1 << 20)
+        except BlockingIOError:
+            was_full = True
+            select.select([], [sock], [], 20)
+    assert was_full
+    sock.setblocking(True)
+
+
+def fails(expected, call):
+    try:
+        call()
+    except OSError as err:
+        return err.errno == expected
+    return False
 
 
 def killed(sock, is_server):
