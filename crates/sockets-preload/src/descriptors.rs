@@ -1,11 +1,14 @@
 //! Functions that make, copy and close descriptors.
 
-use std::ffi::{c_char, c_int, c_long, c_ulong};
+use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use libc::{sockaddr, socklen_t};
 use sockets::{calls, real};
 
 use crate::FAILED;
+
+/// The request of `sockatmark(3)` (asm-generic/sockios.h).
+const SIOCATMARK: c_ulong = 0x8905;
 
 macro_rules! export {
     ($( $(#[$doc:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) -> c_int $body:block )*) => {
@@ -161,16 +164,37 @@ export! {
         }
         result
     }
+    /// `getsockopt(2)`: `SO_ERROR` is also the error that this library keeps for the program.
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        let result = real::getsockopt(fd, level, name, value, len);
+        let is_error = (result, level, name) == (0, libc::SOL_SOCKET, libc::SO_ERROR);
+        if is_error && usize::try_from(*len).unwrap_or(0) >= size_of::<c_int>() && let Some(errno) = calls::take_kept_errno(fd) {
+            value.cast::<c_int>().write_unaligned(errno);
+        }
+        result
+    }
+    /// `sockatmark(3)`
+    fn sockatmark(fd: c_int) -> c_int {
+        let mut is_at_mark: c_int = 0;
+        match ioctl(fd, SIOCATMARK, (&raw mut is_at_mark).expose_provenance() as c_ulong) {
+            0 => is_at_mark,
+            _ => FAILED,
+        }
+    }
     /// `ioctl(2)`: the argument as above.
     fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
-        let unread = if request == libc::FIONREAD { calls::unread_bytes_unknown_to_kernel(fd) } else { None };
-        if let Some(unread) = unread {
+        let value = match request {
+            libc::FIONREAD => calls::unread_bytes_unknown_to_kernel(fd),
+            SIOCATMARK if calls::has_bytes_before_mark_unknown_to_kernel(fd) => Some(0),
+            _ => None,
+        };
+        if let Some(value) = value {
             let to: *mut c_int = std::ptr::with_exposed_provenance_mut(usize::try_from(arg).unwrap_or(0));
             if to.is_null() {
                 real::set_errno(libc::EFAULT);
                 return FAILED;
             }
-            *to = c_int::try_from(unread).unwrap_or(c_int::MAX);
+            *to = c_int::try_from(value).unwrap_or(c_int::MAX);
             return 0;
         }
         real::ioctl(fd, request, arg)

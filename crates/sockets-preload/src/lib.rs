@@ -24,17 +24,21 @@ fn to_return_value(result: io::Result<usize>) -> ssize_t {
     }
 }
 
+extern "C" fn prepare() {
+    sockets::fork::before_fork();
+}
+
 extern "C" fn child() {
-    sockets::calls::after_fork_in_child();
+    sockets::fork::after_fork_in_child();
 }
 
 extern "C" fn parent() {
-    sockets::calls::after_fork_in_parent();
+    sockets::fork::after_fork_in_parent();
 }
 
 extern "C" fn load() {
     // SAFETY: functions that are there as long as the process.
-    unsafe { libc::pthread_atfork(None, Some(parent), Some(child)) };
+    unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     sockets::calls::adopt_inherited_sockets();
 }
 

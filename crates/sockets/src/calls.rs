@@ -12,7 +12,7 @@ use crate::iovec_cursor::IovecCursor;
 use crate::poll::Sets;
 use crate::reason::NotRdmaReason;
 use crate::table::Entry;
-use crate::{lookup, nic, pipe, poll, real, table};
+use crate::{nic, pipe, poll, real, table};
 
 /// Registers a socket that `socket(2)` created.
 pub fn on_socket(fd: c_int, domain: c_int, kind: c_int) {
@@ -164,6 +164,22 @@ pub fn unread_bytes_unknown_to_kernel(fd: c_int) -> Option<u64> {
     table::conn(fd)?.unread_bytes_unknown_to_kernel()
 }
 
+/// Takes the error of the socket that this library got and keeps for the program (`SO_ERROR`).
+#[must_use]
+pub fn take_kept_errno(fd: c_int) -> Option<c_int> {
+    table::conn(fd)?.take_kept_errno()
+}
+
+/// Returns true if bytes precede the mark of urgent data (`SIOCATMARK`) of which the kernel does not know. Takes the wake
+/// bytes before the mark.
+#[must_use]
+pub fn has_bytes_before_mark_unknown_to_kernel(fd: c_int) -> bool {
+    table::conn(fd).is_some_and(|conn| {
+        conn.take_wake_bytes_unless_needed(fd);
+        conn.unread_bytes_unknown_to_kernel().is_some()
+    })
+}
+
 /// Registers a new epoll instance.
 pub fn on_epoll_create(fd: c_int) {
     if fd >= 0 {
@@ -235,13 +251,6 @@ const MAX_WAIT_BEFORE_EXEC: Duration = Duration::from_secs(1);
 /// The longest wait until a peer on another host sends by TCP, for a program that reads by other means.
 const MAX_WAIT_FOR_PLAIN_BYTES: Duration = Duration::from_secs(10);
 
-/// Marks all connections as shared; called in the parent after `fork(2)`.
-pub fn after_fork_in_parent() {
-    for (_, conn) in table::all_conns() {
-        conn.mark_shared();
-    }
-}
-
 /// Marks a connection as shared, because its descriptor goes to another process in a message.
 pub fn before_passing_descriptor(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
@@ -272,18 +281,9 @@ pub fn adopt_inherited_sockets() {
     }
 }
 
-/// Resets the state of this process; called in a forked child.
-pub fn after_fork_in_child() {
-    nic::forget();
-    lookup::forget();
-    crate::page::forget_pid();
+/// Makes this process, a forked child, the owner of its table.
+pub(crate) fn own_table() {
     OWN_PID.store(real::getpid(), std::sync::atomic::Ordering::Relaxed);
-    for (_, conn) in table::all_conns() {
-        conn.after_fork_in_child();
-    }
-    for epoll in table::all_epolls() {
-        epoll.after_fork_in_child();
-    }
 }
 
 static OWN_PID: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);

@@ -264,6 +264,19 @@ impl Conn {
         }
     }
 
+    /// Returns true if an error is kept for the program.
+    pub(crate) fn has_kept_error(&self) -> bool {
+        self.kept_errno.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes the kept error.
+    pub(crate) fn take_kept_errno(&self) -> Option<i32> {
+        match self.kept_errno.swap(0, Ordering::SeqCst) {
+            0 => None,
+            errno => Some(errno),
+        }
+    }
+
     /// Returns the kept error in place of an end of the stream, or of the error of a connection that was reset here.
     pub(crate) fn kept_error_instead_of_end(&self, got: io::Result<usize>) -> io::Result<usize> {
         let is_end = match &got {
@@ -445,8 +458,9 @@ impl Conn {
         self.is_shared.load(Ordering::Relaxed) || real::has_children()
     }
 
-    /// Gives up the parent's queue pairs; called in a forked child.
-    pub(crate) fn after_fork_in_child(&self) {
+    /// Gives up the parent's queue pairs; called in a forked child. Returns false if a thread of the parent was inside a call:
+    /// the object cannot be used any more.
+    pub(crate) fn after_fork_in_child(&self) -> bool {
         // The child has only the thread that forked.
         self.data_sleepers.store(0, Ordering::SeqCst);
         let locks = (
@@ -455,8 +469,7 @@ impl Conn {
             self.tx.try_lock(),
         );
         let (Ok(mut setup), Ok(_rx), Ok(mut tx)) = locks else {
-            self.set_phase(Phase::Tcp);
-            return;
+            return false;
         };
         self.mark_shared();
         std::mem::forget(tx.sender.take());
@@ -471,6 +484,10 @@ impl Conn {
             }
             _ => {}
         }
+        // No call runs in the child.
+        self.running_tcp_reads.store(0, Ordering::SeqCst);
+        self.running_tcp_writes.store(0, Ordering::SeqCst);
+        true
     }
 }
 
@@ -523,5 +540,16 @@ mod tests {
         assert_eq!(read(Ok(3)), Ok(3));
         assert_eq!(read(not_connected()), Err(Some(libc::ECONNRESET)));
         assert_eq!(read(Ok(0)), Ok(0));
+    }
+
+    #[test]
+    fn so_error_takes_the_error_of_a_connection_that_was_reset_here() {
+        let conn = Conn::default();
+        assert_eq!(conn.take_kept_errno(), None);
+        conn.reset_stream(-1);
+        assert!(conn.has_kept_error());
+        assert_eq!(conn.take_kept_errno(), Some(libc::ECONNRESET));
+        assert!(!conn.has_kept_error());
+        assert!(conn.take_kept_error().is_ok());
     }
 }

@@ -5,14 +5,14 @@
 //! examined.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use libc::{c_int, epoll_event};
 
 use crate::conn::Conn;
-use crate::nic::lock;
+use crate::nic::{lock, try_lock};
 use crate::real;
 use crate::spin::Spin;
 use crate::watch::{IN, ONESHOT, OUT, Watch, fd_of, token};
@@ -42,6 +42,9 @@ struct Watched {
     /// Number of threads that sleep until an event occurs.
     sleepers: u32,
 }
+
+/// The lock of the connections that an instance watches.
+pub(crate) struct WatchedGuard(#[expect(dead_code, reason = "held")] MutexGuard<'static, Watched>);
 
 /// An object of this library that a program adds to an epoll instance.
 pub(crate) enum WatchedObject {
@@ -110,12 +113,24 @@ impl Epoll {
         lock(&self.watched).end_sleep();
     }
 
-    /// Forgets the sleeping threads of the parent; called in a forked child.
-    pub(crate) fn after_fork_in_child(&self) {
-        if let Ok(mut watched) = self.watched.try_lock() {
-            watched.sleepers = 0;
-            for watch in &mut watched.list {
-                watch.sleeps_for_data = false;
+    /// Takes the lock of the watched connections, if it is free.
+    pub(crate) fn try_lock_watched(&'static self) -> Option<WatchedGuard> {
+        try_lock(&self.watched).map(WatchedGuard)
+    }
+
+    /// Forgets the sleeping threads of the parent; called in a forked child. Connections in `renewed` have new objects.
+    pub(crate) fn after_fork_in_child(&self, renewed: &[(&'static Conn, &'static Conn)]) {
+        let Some(mut watched) = try_lock(&self.watched) else {
+            return;
+        };
+        watched.sleepers = 0;
+        for watch in &mut watched.list {
+            watch.sleeps_for_data = false;
+            let new = renewed
+                .iter()
+                .find(|(old, _)| std::ptr::eq(*old, watch.conn));
+            if let Some((_, new)) = new {
+                (watch.conn, watch.conn_generation) = (new, new.generation());
             }
         }
     }
@@ -478,7 +493,7 @@ impl Watched {
         if watch.conn.is_plain_tcp() {
             watch.has_oneshot_fired = watch.requested_events & ONESHOT != 0;
             return Some(epoll_event {
-                events: kernel,
+                events: kernel | watch.kept_error_event(kernel),
                 u64: watch.data,
             });
         }

@@ -11,6 +11,7 @@ mod cursors;
 mod destination;
 #[allow(unsafe_code)]
 mod epoll;
+pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[allow(unsafe_code)]

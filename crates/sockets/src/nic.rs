@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use verbs::{
@@ -37,6 +37,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Takes a lock as [`lock`] does, if it is free.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// The NIC of this process.
@@ -132,6 +141,11 @@ pub(crate) fn get() -> io::Result<&'static Nic> {
 pub(crate) fn get_if_made() -> Option<&'static Nic> {
     // SAFETY: the pointer is null, or a box that was leaked.
     unsafe { NIC.load(Ordering::Acquire).as_ref() }
+}
+
+/// Takes the lock under which the NIC is created, if it is free.
+pub(crate) fn try_lock_creation() -> Option<MutexGuard<'static, ()>> {
+    try_lock(&INIT_LOCK)
 }
 
 /// Forgets the parent's NIC; called in a forked child.

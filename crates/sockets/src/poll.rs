@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use libc::{
-    POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, fd_set, pollfd,
+    POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDHUP, POLLRDNORM, POLLWRNORM,
+    c_int, fd_set, pollfd,
 };
 
 use crate::conn::Conn;
@@ -14,6 +15,8 @@ use crate::table::{self, Entry};
 
 const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
+/// Urgent data, which only the kernel has.
+const URGENT: i16 = POLLPRI | POLLRDBAND;
 const HANGUP_EVENTS: i16 = POLLERR | POLLHUP | POLLRDHUP;
 
 /// A descriptor of which the kernel does not know all events.
@@ -24,7 +27,8 @@ enum ManagedDescriptor {
 
 fn managed_descriptors(fds: &[pollfd]) -> Vec<ManagedDescriptor> {
     let one = |(i, one): (usize, &pollfd)| match table::find(one.fd)? {
-        Entry::Conn(conn, _) => (!conn.is_plain_tcp()).then_some(ManagedDescriptor::Conn(i, conn)),
+        Entry::Conn(conn, _) => (!conn.is_plain_tcp() || conn.has_kept_error())
+            .then_some(ManagedDescriptor::Conn(i, conn)),
         Entry::Epoll(epoll, _) => epoll
             .watches_rdma_connection()
             .then_some(ManagedDescriptor::Epoll(i, epoll)),
@@ -253,7 +257,10 @@ impl ManagedDescriptor {
                     };
             }
         };
-        let mut events = kernel & HANGUP_EVENTS;
+        let mut events = kernel & (HANGUP_EVENTS | URGENT);
+        if kernel & HANGUP_EVENTS != 0 && conn.has_kept_error() {
+            events |= POLLERR;
+        }
         if kernel & IN != 0 {
             conn.take_wake_bytes_unless_needed(fd);
         }

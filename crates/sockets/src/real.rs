@@ -78,6 +78,7 @@ real! {
     fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
     fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
     fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: size_t, flags: u32) -> ssize_t;
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
@@ -351,6 +352,6 @@ fn fixed_option<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Optio
     let to: *mut c_void = std::ptr::from_mut(value).cast();
     // SAFETY: writes at most `len` bytes of a plain value, for which any bytes are valid (integers, or structures of
     // integers).
-    let got = unsafe { libc::getsockopt(fd, level, name, to, &raw mut len) };
+    let got = unsafe { getsockopt(fd, level, name, to, &raw mut len) };
     (got == 0 && len as usize == size_of::<T>()).then_some(())
 }

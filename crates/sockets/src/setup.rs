@@ -9,7 +9,7 @@ use verbs::{QpEndpoint, RemoteMemory};
 use crate::address::ConnectionKind;
 use crate::conn::{Conn, Phase, Setup};
 use crate::nic::{self, Nic, lock};
-use crate::page::{Page, page_name, stage};
+use crate::page::{Page, page_name, stage, state};
 use crate::reason::NotRdmaReason;
 use crate::remote::Remote;
 use crate::ring::{Arena, Ring};
@@ -78,7 +78,7 @@ impl Conn {
         if let Ok(page) = Page::open(&path, false)
             && page.side(setup.own_side).cookie.load(Ordering::Acquire) == cookie
         {
-            self.adopt_page_of_other_process(page, setup.own_side, remote);
+            self.adopt_page_of_other_process(fd, page, setup.own_side, remote);
             return Ok(());
         }
         self.check_tcp_byte_counts(fd)?;
@@ -91,7 +91,7 @@ impl Conn {
                     return self.continue_setup(fd, setup);
                 }
                 SideClaimOutcome::OtherProcess => {
-                    self.adopt_page_of_other_process(page, setup.own_side, remote);
+                    self.adopt_page_of_other_process(fd, page, setup.own_side, remote);
                     return Ok(());
                 }
                 SideClaimOutcome::Stale => {
@@ -120,7 +120,13 @@ impl Conn {
     }
 
     /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
-    fn adopt_page_of_other_process(&self, page: Page, side: usize, remote: Option<Arc<Remote>>) {
+    fn adopt_page_of_other_process(
+        &self,
+        fd: i32,
+        page: Page,
+        side: usize,
+        remote: Option<Arc<Remote>>,
+    ) {
         let owner = page.side(side);
         let id = i32::try_from(owner.ring_segment_id.load(Ordering::Acquire)).unwrap_or(-1);
         let offset =
@@ -134,6 +140,16 @@ impl Conn {
         if let (Some(remote), Some(ring)) = (&remote, &ring) {
             remote.set_mailbox(ring.clone());
         }
+        let incoming = page.direction_words(1 - side);
+        let unread = incoming.rdma_bytes_sent.load(Ordering::Acquire)
+            != incoming.rdma_bytes_taken.load(Ordering::Acquire);
+        // Between hosts the bytes that have come are counted in the ring, which ends with its process.
+        let may_be_unread = match incoming.state.load(Ordering::Acquire) {
+            state::RDMA => remote.is_some() || unread,
+            state::DEMOTED => unread,
+            _ => false,
+        };
+        let is_unread_lost = ring.is_none() && may_be_unread;
         let link = PageAndSide {
             page: Arc::new(page),
             own_side: side,
@@ -143,6 +159,9 @@ impl Conn {
         let mut tx = lock(&self.tx);
         (rx.link, rx.ring, tx.link) = (Some(link.clone()), ring, Some(link));
         self.set_phase(Phase::RdmaByOtherProcess);
+        if is_unread_lost {
+            self.reset_stream(fd);
+        }
     }
 
     /// Continues the change to RDMA as far as the peer's stage permits.

@@ -60,7 +60,11 @@ impl Conn {
     }
 
     fn recv_or_end(&self, fd: c_int, to: IovecCursor<'_>, flags: c_int) -> io::Result<usize> {
-        if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
+        if flags & libc::MSG_OOB != 0 {
+            // Urgent data come by TCP only.
+            return recv_by_kernel(fd, &to.iovecs_of_range(0, to.len()), flags);
+        }
+        if flags & libc::MSG_TRUNC != 0 {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
         let is_plain = self.begin_call(fd) != Phase::Ready || flags & libc::MSG_ERRQUEUE != 0;
@@ -115,7 +119,10 @@ impl Conn {
         flags: c_int,
         by_kernel: impl FnOnce() -> io::Result<usize>,
     ) -> Option<io::Result<usize>> {
-        if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
+        if flags & libc::MSG_OOB != 0 {
+            return Some(by_kernel());
+        }
+        if flags & libc::MSG_TRUNC != 0 {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
         if self.begin_call(fd) == Phase::Ready {

@@ -1,11 +1,11 @@
 //! The table of the process's descriptors.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::conn::Conn;
 use crate::epoll::Epoll;
-use crate::nic::lock;
+use crate::nic::{lock, try_lock};
 
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
@@ -50,6 +50,17 @@ impl<T: Default> Pool<T> {
     fn free(&self, index: u32) {
         lock(&self.free_indices_and_next).0.push(index);
     }
+}
+
+/// The locks of the pools.
+pub(crate) type PoolGuards = [MutexGuard<'static, (Vec<u32>, u32)>; 2];
+
+/// Takes the locks of the pools, if they are free.
+pub(crate) fn try_lock_pools() -> Option<PoolGuards> {
+    Some([
+        try_lock(&CONNS.free_indices_and_next)?,
+        try_lock(&EPOLLS.free_indices_and_next)?,
+    ])
 }
 
 /// The kind of a descriptor, with its object.
@@ -110,6 +121,21 @@ pub(crate) fn add_conn(fd: i32) -> Option<&'static Conn> {
     let conn = CONNS.get(index)?;
     conn.reset();
     slot.store((index + 1) << 1, Ordering::Release);
+    Some(conn)
+}
+
+/// Gives the descriptors of `old`, of which `fd` is one, a new object. Nobody uses the old one any more.
+pub(crate) fn renew_conn(fd: i32, old: &'static Conn) -> Option<&'static Conn> {
+    let old_value = slot(fd)?.load(Ordering::Acquire);
+    let index = CONNS.take()?;
+    let conn = CONNS.get(index)?;
+    conn.reset();
+    let fds = fds_with_entry(0, u32::MAX).filter_map(slot);
+    let of_old = fds.filter(|slot| slot.load(Ordering::Relaxed) == old_value);
+    let refs = of_old.map(|slot| slot.store((index + 1) << 1, Ordering::Release));
+    let refs = u32::try_from(refs.count()).unwrap_or(1);
+    conn.descriptor_refs().store(refs, Ordering::Relaxed);
+    old.descriptor_refs().store(0, Ordering::Relaxed);
     Some(conn)
 }
 

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use libc::{
-    EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM,
-    EPOLLWRNORM, c_int, epoll_event,
+    EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDBAND,
+    EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM, c_int, epoll_event,
 };
 
 use crate::conn::Conn;
@@ -17,6 +17,8 @@ pub(crate) const OUT: u32 = (EPOLLOUT | EPOLLWRNORM).cast_unsigned();
 pub(crate) const ONESHOT: u32 = EPOLLONESHOT.cast_unsigned();
 const EDGE: u32 = EPOLLET.cast_unsigned();
 const UNMASKABLE: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
+/// Urgent data, which only the kernel has.
+const URGENT: u32 = (EPOLLPRI | EPOLLRDBAND).cast_unsigned();
 const HANGUP_EVENTS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP).cast_unsigned();
 
 /// A watched connection.
@@ -130,6 +132,15 @@ impl Watch {
         real::control_epoll(epoll, op, self.fd, self.kernel_events, token(self.fd))
     }
 
+    /// Returns `EPOLLERR` if the socket has failed, and this library keeps the error for the program.
+    pub(crate) fn kept_error_event(&self, kernel: u32) -> u32 {
+        if kernel & HANGUP_EVENTS != 0 && self.conn.has_kept_error() {
+            EPOLLERR.cast_unsigned()
+        } else {
+            0
+        }
+    }
+
     /// Returns the events to report, given those of the kernel, and the readiness from which they follow.
     pub(crate) fn events_to_report(&self, kernel: u32) -> (u32, Readiness) {
         if self.has_oneshot_fired {
@@ -137,7 +148,7 @@ impl Watch {
         }
         let is = self.conn.readiness();
         let is_edge = self.requested_events & EDGE != 0;
-        let mut ready = kernel & HANGUP_EVENTS;
+        let mut ready = kernel & (HANGUP_EVENTS | URGENT) | self.kept_error_event(kernel);
         let is_new = !is_edge || self.received_bytes_at_last_report != Some(is.arrived_rdma_bytes);
         if is.readable && is_new {
             ready |= IN;

@@ -105,6 +105,17 @@ fn a_reset_stays_a_reset_after_poll() {
 }
 
 #[test]
+fn an_error_is_shown_by_events_and_so_error() {
+    brings("failed");
+}
+
+#[test]
+fn urgent_data_arrive_by_tcp() {
+    brings("urgent");
+    brings("inlined");
+}
+
+#[test]
 fn a_connection_that_closes_with_unread_bytes_frees_its_ring() {
     brings("unread");
 }
@@ -144,6 +155,18 @@ fn a_forked_child_takes_over_while_bytes_arrive() {
 #[test]
 fn a_daemon_continues_when_the_process_that_forked_it_has_ended() {
     brings("abandoned");
+}
+
+#[test]
+fn a_process_forks_while_a_thread_of_it_sends() {
+    brings("interrupted");
+}
+
+#[test]
+fn unread_bytes_go_with_a_descriptor_after_its_process_has_ended() {
+    brings_by("passed", "auto", None);
+    // By packets the memory of a process ends with it.
+    brings_by("ended", "packets", None);
 }
 
 #[test]

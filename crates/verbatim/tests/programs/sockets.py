@@ -5,6 +5,7 @@ brings it. On two hosts: `sockets.py serve SCENARIO ADDRESS PORT` and `sockets.p
 import array
 import ctypes
 import errno
+import fcntl
 import os
 import queue
 import random
@@ -371,6 +372,67 @@ def reset(sock, is_server):
         pass
 
 
+def failed(sock, is_server):
+    """The server resets the connection. The client sees the error by events, and then by `SO_ERROR`, once."""
+    if is_server:
+        time.sleep(0.3)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return
+    poller, watcher = select.poll(), select.epoll()
+    poller.register(sock, select.POLLIN)
+    watcher.register(sock, select.EPOLLIN)
+    for _ in range(3):
+        assert poller.poll(10_000)[0][1] & select.POLLERR
+        assert watcher.poll(10)[0][1] & select.EPOLLERR
+    errors = [sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for _ in range(2)]
+    assert errors == [errno.ECONNRESET, 0], errors
+    assert not poller.poll(10_000)[0][1] & select.POLLERR
+    assert sock.recv(1) == b""
+
+
+def urgent(sock, is_server):
+    """Urgent data: events, `SIGURG`, `MSG_OOB`, and the mark behind bytes that came before."""
+    if is_server:
+        assert sock.recv(1) == b"?"
+        sock.sendall(b"normal")
+        assert sock.send(b"abc!", socket.MSG_OOB) == 4
+        sock.sendall(b"after")
+        assert sock.recv(1) == b"."
+        return
+    signals = []
+    signal.signal(signal.SIGURG, lambda number, _: signals.append(number))
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    watcher, poller, libc = select.epoll(), select.poll(), ctypes.CDLL(None)
+    watcher.register(sock, select.EPOLLPRI)
+    poller.register(sock, select.POLLPRI)
+    sock.sendall(b"?")
+    assert watcher.poll(20) == [(sock.fileno(), select.EPOLLPRI)]
+    assert poller.poll(20_000) == [(sock.fileno(), select.POLLPRI)]
+    assert select.select([], [], [sock], 20)[2] == [sock]
+    assert signals == [signal.SIGURG], signals
+    assert sock.recv(1, socket.MSG_OOB) == b"!"
+    before = b""
+    while not libc.sockatmark(sock.fileno()):
+        before += sock.recv(100)
+    assert before == b"normalabc", before
+    assert read_exactly(sock, 5) == b"after"
+    sock.sendall(b".")
+
+
+def inlined(sock, is_server):
+    """Urgent data among the others, by `SO_OOBINLINE`."""
+    if is_server:
+        assert sock.recv(1) == b"?"
+        sock.sendall(PATTERN[:100_000])
+        assert sock.send(b"xyz", socket.MSG_OOB) == 3
+        sock.sendall(b"after")
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+    sock.sendall(b"?")
+    assert read_exactly(sock, 100_008) == PATTERN[:100_000] + b"xyzafter"
+    assert sock.recv(1) == b""
+
+
 def unread(sock, is_server):
     """The client closes connections before it has read all, and its memory for receiving is used again."""
     if is_server:
@@ -663,6 +725,95 @@ def abandoned(sock, is_server):
         got = read_exactly(sock, 4)
         assert got == b"%04d" % i, got
     sock.sendall(b"done")
+
+
+def interrupted(sock, is_server):
+    """The client forks while a thread of it sends. No child hangs, and the last one goes on with the connection."""
+    if is_server:
+        got = b""
+        while not got.endswith(b"END"):
+            got += sock.recv(1 << 20)
+        count = int.from_bytes(got[-11:-3], "big")
+        assert got[:-11] == b"x" * count, (len(got), count)
+        return
+    count, stops = [0], threading.Event()
+
+    def send():
+        while not stops.is_set():
+            sock.sendall(b"x" * 2000)
+            count[0] += 2000
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    for _ in range(60):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            sock.close()
+            with socket.socket(), select.epoll():
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0, "a child hangs"
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        sock.sendall(os.read(told, 8) + b"END")
+        os._exit(0)
+    stops.set()
+    sender.join()
+    os.write(tells, count[0].to_bytes(8, "big"))
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def passed(sock, is_server):
+    """The server sends, passes the descriptor on and ends at once. Its unread bytes go with the descriptor."""
+    if not is_server:
+        sock.sendall(b"beforeafter" + PATTERN[:100_000])
+        assert read_exactly(sock, 15) == b"byeby the child"
+        assert sock.recv(1) == b""
+        return
+    assert len(sock.recv(100_011, socket.MSG_PEEK | socket.MSG_WAITALL)) == 100_011
+    assert read_exactly(sock, 3) == b"bef"
+    ours, theirs = socket.socketpair()
+    kept = [theirs.fileno(), SAYS[0]]
+    subprocess.Popen([sys.executable, __file__, "take-over", *map(str, kept)], pass_fds=kept)
+    sock.sendall(b"bye")
+    descriptors = array.array("i", [sock.fileno()])
+    ours.sendmsg([b"take"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+    os._exit(0)
+
+
+def ended(sock, is_server):
+    """The same, where the unread bytes end with the process: both others learn of it."""
+    if is_server:
+        return passed(sock, is_server)
+    sock.sendall(b"beforeafter" + PATTERN[:100_000])
+    try:
+        assert read_exactly(sock, 15) is None, "the bytes look received"
+    except ConnectionResetError:
+        pass
+
+
+def take_over(fd, says):
+    ours = socket.socket(fileno=int(fd))
+    # The sender ends meanwhile.
+    time.sleep(0.5)
+    _, fds, _, _ = socket.recv_fds(ours, 10, 1)
+    sock = socket.socket(fileno=fds[0])
+    try:
+        assert read_exactly(sock, 8) == b"oreafter"
+    except ConnectionResetError:
+        os.write(int(says), b"lost")
+        return
+    got = read_exactly(sock, 100_000)
+    assert got == PATTERN[:100_000], "wrong bytes"
+    sock.sendall(b"by the child")
+    sock.close()
+    os.write(int(says), b"well")
+
+
+# The pipe by which a process of the server says that all went well.
+SAYS = []
 
 
 def shared(sock, is_server):
@@ -973,8 +1124,8 @@ def run(scenario):
     sock, _ = listener.accept()
     if scenario is executed:
         return run_executed(sock, port, client)
-    if scenario is abandoned:
-        return run_abandoned(sock, port, client)
+    if scenario in (abandoned, passed, ended):
+        return run_abandoned(sock, port, client, scenario)
     serve(sock, port, scenario)
     sock.close()
     status = os.waitstatus_to_exitcode(os.waitpid(client, 0)[1])
@@ -995,17 +1146,18 @@ def run_executed(sock, port, client):
     serve(sock, port, watched)
 
 
-def run_abandoned(sock, port, client):
-    """The server's process ends: its child says by a pipe that all went well."""
+def run_abandoned(sock, port, client, scenario):
+    """The server's process ends: another one says by a pipe that all went well."""
     said, says = os.pipe()
+    SAYS.append(says)
     if os.fork() == 0:
         os.close(said)
-        serve(sock, port, abandoned)
+        serve(sock, port, scenario)
         os.write(says, b"well")
         os._exit(0)
     os.close(says)
     sock.close()
-    assert os.read(said, 4) == b"well"
+    assert os.read(said, 4) == (b"lost" if scenario is ended else b"well")
     assert os.waitstatus_to_exitcode(os.waitpid(client, 0)[1]) == 0
 
 
@@ -1013,6 +1165,8 @@ if __name__ == "__main__":
     name = sys.argv[1]
     if name == "take":
         take(sys.argv[2])
+    elif name == "take-over":
+        take_over(sys.argv[2], sys.argv[3])
     elif name == "take-late":
         take_late(sys.argv[2])
     elif name == "rest":
