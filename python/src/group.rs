@@ -33,7 +33,9 @@ fn exception_of_group_error(error: &Error) -> PyErr {
         Error::PeerGone(_) | Error::Completion { .. } | Error::Rendezvous { .. } => {
             PyConnectionError::new_err(text)
         }
-        Error::InvalidRange(_) | Error::TooLong { .. } => PyValueError::new_err(text),
+        Error::InvalidRange(_) | Error::TooLong { .. } | Error::CallsDiffer { .. } => {
+            PyValueError::new_err(text)
+        }
         _ => PyRuntimeError::new_err(text),
     }
 }

@@ -210,6 +210,9 @@ refused(lambda: dist.all_reduce(torch.zeros(4, 4).t()[1:]), "contiguous")
 refused(lambda: dist.all_reduce(torch.zeros(4, dtype=torch.bool)), "cannot be reduced")
 refused(lambda: dist.all_reduce(torch.zeros(4, dtype=torch.int32), dist.ReduceOp.BOR), "not supported")
 refused(lambda: dist.all_reduce(torch.zeros(4, device="meta")), "host memory")
+halves, whole = [torch.zeros(2, dtype=torch.int32)] * 2, torch.zeros(2)
+refused(lambda: dist.all_gather(halves, whole), "float32, int32")
+refused(lambda: dist.reduce_scatter(whole, halves), "float32, int32")
 dist.barrier()
 if rank == 0:
     work = dist.barrier(async_op=True)
@@ -228,6 +231,27 @@ else:
 
 def test_what_cannot_be_done_is_refused_and_waiting_has_a_timeout():
     succeed(2, REFUSED)
+
+
+DIFFERENT = """
+start("verbatim")
+dtype = [torch.float32, torch.int32][rank]
+t = torch.ones({count}, dtype=dtype)
+try:
+    dist.{call}
+except (ValueError, ConnectionError) as e:
+    print(e)
+else:
+    raise AssertionError(f"float32 and int32 were reduced to {{t[:3]}}")
+"""
+
+
+@pytest.mark.parametrize("count", [10, 1_000_000])
+@pytest.mark.parametrize("call", ["all_reduce(t)", "reduce_scatter(t, [t.clone(), t.clone()])"])
+def test_element_types_that_differ_are_an_error_on_all_ranks(count, call):
+    outputs = succeed(2, DIFFERENT.format(count=count, call=call))
+    # The rank that notices first closes its connections.
+    assert any("f32" in said and "i32" in said for said in outputs), outputs
 
 
 DDP = """

@@ -40,6 +40,17 @@ pub enum Error {
         /// The tag of both.
         tag: u32,
     },
+    /// The ranks call different collectives, or reduce different elements.
+    #[error(
+        "this rank calls {ours}, and another rank calls {theirs}: all ranks must call the same collectives in the same \
+         order, with equal element types and reductions"
+    )]
+    CallsDiffer {
+        /// The call of this rank.
+        ours: String,
+        /// The call of the other rank.
+        theirs: String,
+    },
     /// The rendezvous failed.
     #[error("rendezvous with {peer}: {reason}")]
     Rendezvous {

@@ -86,6 +86,14 @@ impl<P: Copy> SendQueue<P> {
             .then_some(self.next_group_number)
     }
 
+    /// Returns the tag of the next receive, if the receiver has posted it alone and not in a group.
+    pub fn next_receive_tag(&self) -> Option<u32> {
+        match self.cts_entries[..] {
+            [receive] => Some(receive.tag),
+            _ => None,
+        }
+    }
+
     /// The entries of the group that was wanted have come, in the order of the receives.
     ///
     /// # Errors

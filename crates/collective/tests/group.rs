@@ -282,6 +282,63 @@ fn wrong_buffers_are_refused() {
 }
 
 #[test]
+fn ranks_that_reduce_different_elements_or_reduce_differently_fail() {
+    fn reduce<const BYTES: usize, const SCATTERS: bool, const OTHER_TYPE: bool>(
+        mut group: Group,
+        _: RankMessenger,
+    ) -> Result<(), Error> {
+        let (data, op) = match (group.rank(), OTHER_TYPE) {
+            (0, _) => (DataType::F32, Reduction::Sum),
+            (_, true) => (DataType::I32, Reduction::Sum),
+            (_, false) => (DataType::F32, Reduction::Max),
+        };
+        let mut bytes = vec![1; BYTES];
+        if SCATTERS {
+            let input = bytes.clone();
+            return group.reduce_scatter(&[&input, &input], &mut bytes, data, op);
+        }
+        group.all_reduce(&mut bytes, data, op)
+    }
+    for work in [
+        reduce::<8, false, true>,
+        reduce::<8, false, false>,
+        reduce::<1_000_000, false, true>,
+        reduce::<1_000_000, false, false>,
+        reduce::<8, true, true>,
+        reduce::<1_000_000, true, false>,
+    ] {
+        let errors: Vec<Error> = on_ranks(2, WAIT, work)
+            .into_iter()
+            .map(|result| result.expect_err("the ranks disagree"))
+            .collect();
+        // The rank that notices first closes its connections: the other one may see only that.
+        let noticed = |error: &&Error| matches!(error, Error::CallsDiffer { .. });
+        let error = errors.iter().find(noticed);
+        let error = error.unwrap_or_else(|| panic!("{errors:?}")).to_string();
+        assert!(
+            error.contains("f32") && (error.contains("i32") || error.contains("max")),
+            "{error}"
+        );
+        assert!(
+            errors
+                .iter()
+                .all(|error| !matches!(error, Error::Timeout { .. }))
+        );
+    }
+}
+
+#[test]
+fn ranks_that_call_different_collectives_fail() {
+    let results = on_ranks(2, WAIT, |mut group, _| match group.rank() {
+        0 => group.all_reduce(&mut [0; 8], DataType::I64, Reduction::Sum),
+        _ => group.all_gather(&[0; 8], &mut [&mut [0; 8], &mut [0; 8]]),
+    });
+    assert!(results.iter().all(Result::is_err), "{results:?}");
+    let noticed = |result: &Result<(), Error>| matches!(result, Err(Error::CallsDiffer { .. }));
+    assert!(results.iter().any(noticed), "{results:?}");
+}
+
+#[test]
 fn addresses_are_checked() {
     let device = Provider::softnic().device(None).expect("there is one");
     let pd = device.open().expect("opens").alloc_pd().expect("a domain");

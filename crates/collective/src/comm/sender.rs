@@ -98,6 +98,12 @@ impl Sender {
         }
     }
 
+    /// Returns the tag of the next receive, if the receiver has posted it alone and not in a group. Another tag is not
+    /// matched before a send with this one.
+    pub fn next_receive_tag(&self) -> Option<u32> {
+        self.send_queue.next_receive_tag()
+    }
+
     /// The bytes of a send that has arrived. The request is then done with.
     ///
     /// # Errors

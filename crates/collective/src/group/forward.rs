@@ -8,16 +8,18 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::transfer::{
-    COLLECTIVE_TAG, RankLink, SLOT_BYTES, SLOTS, link_to_rank, piece_count,
-    piece_range_and_slot_offset, wrong_size_error,
+    RankLink, SLOT_BYTES, SLOTS, link_to_rank, piece_count, piece_range_and_slot_offset,
+    wrong_size_error,
 };
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
 use crate::request_pool::RequestHandle;
+use crate::ring::CollectiveCall;
 
 /// The blocks that a rank receives and sends, in their order. A block is an index into the caller's blocks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BlockOrder {
+    call: CollectiveCall,
     incoming: Vec<usize>,
     outgoing: Vec<usize>,
     /// How many of `outgoing` this rank has before any block comes.
@@ -30,6 +32,7 @@ impl BlockOrder {
         let distance = (rank + ranks - root) % ranks;
         let block_if = |is_there: bool| if is_there { vec![0] } else { Vec::new() };
         Self {
+            call: CollectiveCall::Broadcast,
             incoming: block_if(distance > 0),
             outgoing: block_if(distance + 1 < ranks),
             own_blocks: usize::from(distance == 0),
@@ -40,6 +43,7 @@ impl BlockOrder {
     pub(super) fn of_all_gather((rank, ranks): (usize, usize)) -> Self {
         let before = |steps: usize| (rank + ranks - steps) % ranks;
         Self {
+            call: CollectiveCall::AllGather,
             incoming: (1..ranks).map(before).collect(),
             outgoing: (0..ranks - 1).map(before).collect(),
             own_blocks: 1,
@@ -149,7 +153,7 @@ impl<'a, 'b> ForwardedBlocks<'a, 'b> {
             let part = (
                 &link.receive_slots,
                 slot..slot + range.len(),
-                COLLECTIVE_TAG,
+                self.order.call.tag(),
             );
             let Some(request) = link.receiver.irecv(&[part])? else {
                 break;
@@ -189,8 +193,12 @@ impl<'a, 'b> ForwardedBlocks<'a, 'b> {
                 link.send_slots.write_at(slot, &self.blocks[block][range])?;
                 self.is_next_send_staged = true;
             }
-            let sent = link.sender.isend(&link.send_slots, at, COLLECTIVE_TAG)?;
-            let Some(request) = sent else { break };
+            let call = self.order.call;
+            let sent = link.sender.isend(&link.send_slots, at, call.tag())?;
+            let Some(request) = sent else {
+                call.check_next_receive(&link.sender)?;
+                break;
+            };
             self.sends.record_started_piece(request);
             self.is_next_send_staged = false;
         }

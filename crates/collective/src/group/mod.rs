@@ -19,12 +19,12 @@ use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
-use crate::ring::{DataType, Reduction, Ring, reduce_bytes};
+use crate::ring::{CollectiveCall, DataType, Reduction, Ring, reduce_bytes};
 pub use connect::PreparedGroup;
 use forward::{BlockOrder, ForwardedBlocks};
 pub use messages::{MessageMemory, RankMessenger};
 use pipeline::PipelinedAllReduce;
-use transfer::{COLLECTIVE_TAG, RankLink, ReceiveProgress, SendProgress, link_to_rank};
+use transfer::{RankLink, ReceiveProgress, SendProgress, link_to_rank};
 
 /// Bytes up to which an all-reduce takes recursive doubling.
 const SHORT_ALL_REDUCE_BYTES: usize = 32 << 10;
@@ -104,7 +104,8 @@ impl Group {
         check_whole_elements(bytes.len(), data)?;
         let place = (self.rank(), self.ranks());
         if bytes.len() <= SHORT_ALL_REDUCE_BYTES || place.1 == 1 {
-            return self.doubling_all_reduce(bytes, data, op);
+            let call = CollectiveCall::AllReduce(data, op);
+            return self.doubling_all_reduce(call, bytes, (data, op));
         }
         PipelinedAllReduce::new(place, bytes, (data, op), &mut self.links).run(self.timeout)
     }
@@ -179,7 +180,11 @@ impl Group {
         outputs[rank].copy_from_slice(inputs[rank]);
         for step in 1..ranks {
             let (to, from) = ((rank + step) % ranks, (rank + ranks - step) % ranks);
-            self.exchange(Some((to, inputs[to])), Some((from, outputs[from])))?;
+            self.exchange(
+                CollectiveCall::AllToAll,
+                Some((to, inputs[to])),
+                Some((from, outputs[from])),
+            )?;
         }
         Ok(())
     }
@@ -189,7 +194,8 @@ impl Group {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.doubling_all_reduce(&mut [0], DataType::U8, Reduction::Max)
+        let elements = (DataType::U8, Reduction::Max);
+        self.doubling_all_reduce(CollectiveCall::Barrier, &mut [0], elements)
     }
 
     /// Bytes of a rank's block in the staging memory: whole elements of any type.
@@ -212,31 +218,31 @@ impl Group {
     /// get the result from it. Partners reduce the same two operands, so all ranks have the same bytes.
     fn doubling_all_reduce(
         &mut self,
+        call: CollectiveCall,
         bytes: &mut [u8],
-        data: DataType,
-        op: Reduction,
+        (data, op): (DataType, Reduction),
     ) -> Result<(), Error> {
         let (rank, ranks) = (self.rank(), self.ranks());
         let below = 1 << ranks.ilog2();
         if rank >= below {
-            self.exchange(Some((rank - below, bytes)), None)?;
-            return self.exchange(None, Some((rank - below, bytes)));
+            self.exchange(call, Some((rank - below, bytes)), None)?;
+            return self.exchange(call, None, Some((rank - below, bytes)));
         }
         let mut theirs = vec![0; bytes.len()];
         let extra = Some(rank + below).filter(|extra| *extra < ranks);
         if let Some(extra) = extra {
-            self.exchange(None, Some((extra, &mut theirs)))?;
+            self.exchange(call, None, Some((extra, &mut theirs)))?;
             reduce_bytes(bytes, &theirs, data, op);
         }
         let mut distance = 1;
         while distance < below {
             let partner = rank ^ distance;
-            self.exchange(Some((partner, bytes)), Some((partner, &mut theirs)))?;
+            self.exchange(call, Some((partner, bytes)), Some((partner, &mut theirs)))?;
             reduce_bytes(bytes, &theirs, data, op);
             distance *= 2;
         }
         match extra {
-            Some(extra) => self.exchange(Some((extra, bytes)), None),
+            Some(extra) => self.exchange(call, Some((extra, bytes)), None),
             None => Ok(()),
         }
     }
@@ -244,6 +250,7 @@ impl Group {
     /// Sends to a rank while it receives from the same or from another one.
     fn exchange(
         &mut self,
+        call: CollectiveCall,
         send: Option<(usize, &[u8])>,
         mut recv: Option<(usize, &mut [u8])>,
     ) -> Result<(), Error> {
@@ -253,15 +260,18 @@ impl Group {
             if let Some((from, bytes)) = &mut recv
                 && !incoming.is_done(bytes.len())
             {
-                moved |=
-                    incoming.step(link_to_rank(&mut self.links, *from)?, bytes, COLLECTIVE_TAG)?;
+                moved |= incoming.step(link_to_rank(&mut self.links, *from)?, bytes, call.tag())?;
                 done &= incoming.is_done(bytes.len());
             }
             if let Some((to, bytes)) = send
                 && !outgoing.is_done(bytes.len())
             {
-                moved |=
-                    outgoing.step(link_to_rank(&mut self.links, to)?, bytes, COLLECTIVE_TAG)?;
+                let link = link_to_rank(&mut self.links, to)?;
+                let sent = outgoing.step(link, bytes, call.tag())?;
+                if !sent {
+                    call.check_next_receive(&link.sender)?;
+                }
+                moved |= sent;
                 done &= outgoing.is_done(bytes.len());
             }
             Ok(match (done, moved) {

@@ -16,7 +16,7 @@ use super::transfer::{RankLink, SLOT_BYTES, SLOTS, link_to_rank, wrong_size_erro
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
 use crate::request_pool::RequestHandle;
-use crate::ring::{DataType, Reduction, reduce_bytes, slice_bytes_for_block};
+use crate::ring::{CollectiveCall, DataType, Reduction, reduce_bytes, slice_bytes_for_block};
 
 /// Parts between two steps of a part.
 const PARTS_BETWEEN_STEPS: usize = 2;
@@ -217,16 +217,20 @@ impl<'a> PipelinedAllReduce<'a> {
         })
     }
 
+    fn call(&self) -> CollectiveCall {
+        CollectiveCall::AllReduce(self.plan.data, self.op)
+    }
+
     /// Posts receives into free slots while the connection takes them. Returns true if it posted any.
     fn post_receives(&mut self) -> Result<bool, Error> {
-        let ranks = self.plan.ranks;
+        let (ranks, tag) = (self.plan.ranks, self.call().tag());
         let before = link_to_rank(self.links, (self.plan.rank + ranks - 1) % ranks)?;
         let begun = self.receives.started_pieces;
         while let Some((slot, turn)) = self.receives.next_slot_offset_and_turn() {
             let range = slot..slot + self.plan.incoming_byte_range(turn).len();
             let posted = before
                 .receiver
-                .irecv(&[(&before.receive_slots, range, 0)])?;
+                .irecv(&[(&before.receive_slots, range, tag)])?;
             let Some(request) = posted else { break };
             self.receives
                 .record_started_piece(&self.plan, turn, request);
@@ -271,6 +275,7 @@ impl<'a> PipelinedAllReduce<'a> {
 
     /// Sends a piece that is ready, and takes completions of earlier ones; whether there was either.
     fn send_ready_piece(&mut self) -> Result<bool, Error> {
+        let call = self.call();
         let next = link_to_rank(self.links, (self.plan.rank + 1) % self.plan.ranks)?;
         let (begun, ended) = (self.sends.started_pieces, self.sends.completed_pieces);
         if let Some((slot, turn)) = self.sends.next_slot_offset_and_turn()
@@ -284,9 +289,12 @@ impl<'a> PipelinedAllReduce<'a> {
                 next.send_slots.write_at(slot, &self.bytes[range])?;
                 self.is_next_send_staged = true;
             }
-            if let Some(request) = next.sender.isend(&next.send_slots, at, 0)? {
-                self.sends.record_started_piece(&self.plan, turn, request);
-                self.is_next_send_staged = false;
+            match next.sender.isend(&next.send_slots, at, call.tag())? {
+                Some(request) => {
+                    self.sends.record_started_piece(&self.plan, turn, request);
+                    self.is_next_send_staged = false;
+                }
+                None => call.check_next_receive(&next.sender)?,
             }
         }
         while let Some(request) = self.sends.requests.front() {

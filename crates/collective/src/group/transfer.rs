@@ -13,9 +13,6 @@ pub(super) const SLOT_BYTES: usize = 64 << 10;
 /// Pieces of a direction that may be under way.
 pub(super) const SLOTS: usize = 8;
 
-/// The tag of collectives, which have connections of their own.
-pub(super) const COLLECTIVE_TAG: u32 = 0;
-
 /// The connections of two ranks, one in each direction, with registered memory for pieces.
 #[derive(Debug)]
 pub(super) struct RankLink {

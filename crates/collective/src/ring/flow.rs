@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use verbs::MemoryRegion;
 
+use super::call::CollectiveCall;
 use super::element::{DataType, Reduction, reduce_regions};
 use crate::comm::{Receiver, Sender};
 use crate::error::Error;
@@ -36,6 +37,8 @@ pub(super) enum SliceDestination {
 
 /// The steps of a rank in a collective.
 pub(super) struct CollectivePlan<'f> {
+    /// All ranks must call this.
+    pub(super) call: CollectiveCall,
     /// Slices that are sent are here.
     pub(super) source: &'f MemoryRegion,
     /// Slices that come go here; often the same buffer.
@@ -104,17 +107,18 @@ impl RingNeighbours {
         while at.posted_receives < flow.slices_to_receive
             && at.posted_receives - at.received_slices < MAX_SLICES_IN_FLIGHT
         {
+            let tag = flow.call.tag();
             let request = match (flow.incoming_slice_destination)(at.posted_receives) {
                 SliceDestination::BufferAfterSends(_, sent) if at.completed_sends < sent => {
                     return Ok(());
                 }
                 SliceDestination::BufferAfterSends(range, _) => {
-                    self.receiver.irecv(&[(flow.destination, range, 0)])?
+                    self.receiver.irecv(&[(flow.destination, range, tag)])?
                 }
                 SliceDestination::Reduce(range) => {
                     let slot = at.posted_receives % MAX_SLICES_IN_FLIGHT * self.max_slice_bytes;
                     let range = slot..slot + range.len();
-                    self.receiver.irecv(&[(&self.reduce_scratch, range, 0)])?
+                    self.receiver.irecv(&[(&self.reduce_scratch, range, tag)])?
                 }
             };
             let Some(request) = request else {
@@ -171,7 +175,9 @@ impl RingNeighbours {
             if at.received_slices < needs {
                 break;
             }
-            let Some(request) = self.sender.isend(flow.source, range, 0)? else {
+            let sent = self.sender.isend(flow.source, range, flow.call.tag())?;
+            let Some(request) = sent else {
+                flow.call.check_next_receive(&self.sender)?;
                 break;
             };
             at.send_requests.push_back(request);

@@ -4,6 +4,7 @@
 //! `r - s - 1` and reduces block `r - s - 2` that comes, all modulo `n`; after `n - 1` steps it has the result of block `r`.
 //! In as many more steps the results go around. Blocks travel in slices, so that a slice is reduced while the next comes.
 
+mod call;
 mod element;
 mod flow;
 mod half_precision;
@@ -17,6 +18,7 @@ use crate::comm::{Receiver, Sender};
 use crate::config::Config;
 use crate::end::connected_pair;
 use crate::error::Error;
+pub(crate) use call::CollectiveCall;
 pub(crate) use element::reduce_bytes;
 pub use element::{DataType, Reduction};
 use flow::{CollectivePlan, MAX_SLICES_IN_FLIGHT, RingNeighbours, SliceDestination};
@@ -131,7 +133,8 @@ impl Ring {
         op: Reduction,
     ) -> Result<(), Error> {
         let last = 2 * (self.ranks - 1);
-        self.run_steps(buffer, count, (data, op), 0..last)
+        let call = CollectiveCall::AllReduce(data, op);
+        self.run_steps(call, (buffer, count), (data, op), 0..last)
     }
 
     /// Rank `r` gets the reduction of block `r` of all ranks, in its place. Other blocks hold nothing of use afterwards.
@@ -146,7 +149,8 @@ impl Ring {
         op: Reduction,
     ) -> Result<(), Error> {
         let last = self.ranks - 1;
-        self.run_steps(buffer, count, (data, op), 0..last)
+        let call = CollectiveCall::ReduceScatter(data, op);
+        self.run_steps(call, (buffer, count), (data, op), 0..last)
     }
 
     /// Every rank gets block `r` of rank `r`, in its place.
@@ -160,7 +164,8 @@ impl Ring {
         data: DataType,
     ) -> Result<(), Error> {
         let steps = self.ranks - 1..2 * (self.ranks - 1);
-        self.run_steps(buffer, count, (data, Reduction::Sum), steps)
+        let call = CollectiveCall::AllGather;
+        self.run_steps(call, (buffer, count), (data, Reduction::Sum), steps)
     }
 
     /// Every rank gets the first `bytes` bytes of rank `root`.
@@ -178,6 +183,7 @@ impl Ring {
         let slices = bytes.div_ceil(slice_bytes);
         let cut = move |i: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
         self.neighbors.run(&CollectivePlan {
+            call: CollectiveCall::Broadcast,
             source: buffer,
             destination: buffer,
             data: DataType::I64,
@@ -213,6 +219,7 @@ impl Ring {
         let slices = |bytes: usize| bytes.div_ceil(slice_bytes_for_block(bytes, most));
         let (sends, recvs) = (slices(send), slices(recv));
         self.neighbors.run(&CollectivePlan {
+            call: CollectiveCall::SendToNext,
             source: from,
             destination: into,
             data: DataType::I64,
@@ -227,8 +234,8 @@ impl Ring {
     /// Runs steps of the ring over blocks: the first `ranks - 1` reduce, the others gather.
     fn run_steps(
         &mut self,
-        buffer: &MemoryRegion,
-        count: usize,
+        call: CollectiveCall,
+        (buffer, count): (&MemoryRegion, usize),
         (data, op): (DataType, Reduction),
         steps: Range<usize>,
     ) -> Result<(), Error> {
@@ -257,6 +264,7 @@ impl Ring {
         let total = steps.len() * slices;
         let at = |i: usize| (steps.start + i / slices, i % slices);
         self.neighbors.run(&CollectivePlan {
+            call,
             source: buffer,
             destination: buffer,
             data,
