@@ -1,9 +1,13 @@
 //! NCCL's network plugin interface, versions 6 to 12, as Rust types.
 //!
-//! Source: the headers of NCCL's example plugin (`plugins/net/example/nccl/net_v6.h` to `net_v12.h`, NCCL 2.30). Sizes and
-//! offsets are checked below; `tests/driver` is a C program against the same layouts.
+//! Source: the headers of NCCL's example plugin (`plugins/net/example/nccl/net_v6.h` to `net_v12.h`, NCCL 2.30). Their sizes and
+//! offsets are checked below. The macros also give the text of a C header, which the C program of `tests/driver` includes:
+//! see `c_header`.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
+
+#[cfg(test)]
+use crate::c_header;
 
 /// `ncclResult_t`.
 pub(crate) type NcclResult = c_int;
@@ -37,161 +41,221 @@ pub(crate) type Profiler = *const c_void;
 /// `ncclNetDeviceHandle_v*_t**`: the place for the handle of a plugin that offloads to the GPU.
 pub(crate) type DeviceHandle = *mut *mut c_void;
 
-/// `ncclNetVDeviceProps_t` with room for `N` devices: 4 up to version 11, then 8.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct VDevice<const N: usize> {
-    /// The number of physical devices of this virtual device.
-    pub(crate) ndevs: c_int,
-    /// The numbers of the physical devices.
-    pub(crate) devs: [c_int; N],
-}
-
-/// `ncclNetCommConfig_v*_t`.
-#[repr(C)]
-#[derive(Debug)]
-pub(crate) struct CommConfig {
-    /// The traffic class; -1 lets the plugin choose.
-    pub(crate) traffic_class: c_int,
-}
-
-macro_rules! properties {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {
-        $($(#[$doc])*
+/// Defines structures of data, each with the name that it has in C.
+macro_rules! data_structs {
+    ($($(#[$doc:meta])* $name:ident = $c_name:literal { $($field:ident: $type:ty,)* })*) => {
+        $(#[doc = concat!("`", $c_name, "`.")]
+        $(#[$doc])*
         #[repr(C)]
         #[derive(Debug)]
-        pub(crate) struct $name { $(pub(crate) $field: $type,)* })*
+        pub(crate) struct $name { $(pub(crate) $field: $type,)* }
+
+        #[cfg(test)]
+        impl c_header::CStruct for $name {
+            const C_NAME: &'static str = $c_name;
+            fn fields() -> Vec<c_header::CField> {
+                vec![$(c_header::CField {
+                    name: c_header::camel_case(stringify!($field)),
+                    declaration: c_header::declare::<$type>(stringify!($field)),
+                    offset_bytes: std::mem::offset_of!($name, $field),
+                },)*]
+            }
+        })*
     };
 }
 
-properties! {
-    /// `ncclNetProperties_v6_t`.
-    PropertiesV6 {
+data_structs! {
+    VDeviceV9 = "ncclNetVDeviceProps_v9_t" { ndevs: c_int, devs: [c_int; 4], }
+    VDeviceV12 = "ncclNetVDeviceProps_v12_t" { ndevs: c_int, devs: [c_int; 8], }
+    /// The traffic class -1 lets the plugin choose. Version 10 has the same structure.
+    CommConfig = "ncclNetCommConfig_v11_t" { traffic_class: c_int, }
+    PropertiesV6 = "ncclNetProperties_v6_t" {
         name: *const c_char, pci_path: *const c_char, guid: u64, ptr_support: c_int, speed: c_int, port: c_int,
         latency: f32, max_comms: c_int, max_recvs: c_int,
     }
-    /// `ncclNetProperties_v7_t`.
-    PropertiesV7 {
+    PropertiesV7 = "ncclNetProperties_v7_t" {
         name: *const c_char, pci_path: *const c_char, guid: u64, ptr_support: c_int, speed: c_int, port: c_int,
         latency: f32, max_comms: c_int, max_recvs: c_int, net_device_type: c_int, net_device_version: c_int,
     }
-    /// `ncclNetProperties_v8_t`.
-    PropertiesV8 {
+    PropertiesV8 = "ncclNetProperties_v8_t" {
         name: *const c_char, pci_path: *const c_char, guid: u64, ptr_support: c_int, reg_is_global: c_int,
         speed: c_int, port: c_int, latency: f32, max_comms: c_int, max_recvs: c_int, net_device_type: c_int,
         net_device_version: c_int,
     }
-    /// `ncclNetProperties_v9_t`, also used by version 10.
-    PropertiesV9 {
+    /// Version 10 has the same structure.
+    PropertiesV9 = "ncclNetProperties_v9_t" {
         name: *const c_char, pci_path: *const c_char, guid: u64, ptr_support: c_int, reg_is_global: c_int,
         force_flush: c_int, speed: c_int, port: c_int, latency: f32, max_comms: c_int, max_recvs: c_int,
-        net_device_type: c_int, net_device_version: c_int, v_props: VDevice<4>, max_p2p_bytes: usize,
+        net_device_type: c_int, net_device_version: c_int, v_props: VDeviceV9, max_p2p_bytes: usize,
         max_coll_bytes: usize,
     }
-    /// `ncclNetProperties_v11_t`.
-    PropertiesV11 {
+    PropertiesV11 = "ncclNetProperties_v11_t" {
         name: *const c_char, pci_path: *const c_char, guid: u64, ptr_support: c_int, reg_is_global: c_int,
         force_flush: c_int, speed: c_int, port: c_int, latency: f32, max_comms: c_int, max_recvs: c_int,
-        net_device_type: c_int, net_device_version: c_int, v_props: VDevice<4>, max_p2p_bytes: usize,
+        net_device_type: c_int, net_device_version: c_int, v_props: VDeviceV9, max_p2p_bytes: usize,
         max_coll_bytes: usize, max_multi_request_size: c_int,
     }
-    /// `ncclNetProperties_v12_t`.
-    PropertiesV12 {
+    PropertiesV12 = "ncclNetProperties_v12_t" {
         name: *const c_char, pci_path: *const c_char, guid: u64, ptr_support: c_int, reg_is_global: c_int,
         force_flush: c_int, speed: c_int, port: c_int, latency: f32, max_comms: c_int, max_recvs: c_int,
-        net_device_type: c_int, net_device_version: c_int, v_props: VDevice<8>, max_p2p_bytes: usize,
+        net_device_type: c_int, net_device_version: c_int, v_props: VDeviceV12, max_p2p_bytes: usize,
         max_coll_bytes: usize, max_multi_request_size: c_int, rail_id: i16, plane_id: i16,
     }
 }
 
 type P = *mut c_void;
 type Pp = *mut *mut c_void;
-type R = NcclResult;
 
-macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: ($($arg:ty),*),)* })*) => {
-        $($(#[$doc])*
+/// Defines tables of functions, each with the name that it has in C: the functions whose arguments differ between
+/// versions, and what the version has in addition. Functions with the same arguments in all versions are here.
+macro_rules! function_tables {
+    ($($(#[$doc:meta])* $name:ident = $c_name:literal {
+        init: $init:tt, get_properties: $get_properties:tt, listen: $listen:tt, connect: $connect:tt, accept: $accept:tt,
+        reg_mr: $reg_mr:tt, isend: $isend:tt, irecv: $irecv:tt,
+        $($more:ident: $more_args:tt,)*
+    })*) => {
+        $(function_tables! {
+            @table $(#[$doc])* $name = $c_name {
+                init: $init, devices: (ndev: *mut c_int), get_properties: $get_properties, listen: $listen,
+                connect: $connect, accept: $accept, reg_mr: $reg_mr,
+                reg_mr_dma_buf: (comm: P, data: P, size: usize, kind: c_int, offset: u64, fd: c_int, mhandle: Pp),
+                dereg_mr: (comm: P, mhandle: P), isend: $isend, irecv: $irecv,
+                iflush: (recv_comm: P, n: c_int, data: Pp, sizes: *mut c_int, mhandles: Pp, request: Pp),
+                test: (request: P, done: *mut c_int, sizes: *mut c_int), close_send: (send_comm: P),
+                close_recv: (recv_comm: P), close_listen: (listen_comm: P),
+                $($more: $more_args,)*
+            }
+        })*
+    };
+    (@table $(#[$doc:meta])* $name:ident = $c_name:literal {
+        $($field:ident: ($($arg:ident: $type:ty),*),)*
+    }) => {
+        #[doc = concat!("`", $c_name, "`.")]
+        $(#[$doc])*
         #[repr(C)]
         #[derive(Debug)]
         pub(crate) struct $name {
             pub(crate) name: *const c_char,
-            $(pub(crate) $field: Option<unsafe extern "C" fn($($arg),*) -> R>,)*
+            $(pub(crate) $field: Option<unsafe extern "C" fn($($arg: $type),*) -> NcclResult>,)*
         }
+
         // SAFETY: function pointers and the address of a constant string.
-        unsafe impl Sync for $name {})*
+        unsafe impl Sync for $name {}
+
+        #[cfg(test)]
+        impl c_header::CStruct for $name {
+            const C_NAME: &'static str = $c_name;
+            fn fields() -> Vec<c_header::CField> {
+                vec![
+                    c_header::CField {
+                        name: "name".to_owned(),
+                        declaration: c_header::declare::<*const c_char>("name"),
+                        offset_bytes: std::mem::offset_of!($name, name),
+                    },
+                    $(c_header::CField {
+                        name: c_header::camel_case(stringify!($field)),
+                        declaration: c_header::declare_function(
+                            stringify!($field),
+                            &[$(c_header::declare::<$type>(stringify!($arg))),*],
+                        ),
+                        offset_bytes: std::mem::offset_of!($name, $field),
+                    },)*
+                ]
+            }
+        }
     };
 }
 
-functions! {
-    /// `ncclNet_v6_t`.
-    NetV6 {
-        init: (Logger), devices: (*mut c_int), get_properties: (c_int, *mut PropertiesV6), listen: (c_int, P, Pp),
-        connect: (c_int, P, Pp), accept: (P, Pp), reg_mr: (P, P, c_int, c_int, Pp),
-        reg_mr_dma_buf: (P, P, usize, c_int, u64, c_int, Pp), dereg_mr: (P, P),
-        isend: (P, P, c_int, c_int, P, Pp), irecv: (P, c_int, Pp, *mut c_int, *mut c_int, Pp, Pp),
-        iflush: (P, c_int, Pp, *mut c_int, Pp, Pp), test: (P, *mut c_int, *mut c_int), close_send: (P),
-        close_recv: (P), close_listen: (P),
+function_tables! {
+    NetV6 = "ncclNet_v6_t" {
+        init: (log: Logger),
+        get_properties: (dev: c_int, props: *mut PropertiesV6),
+        listen: (dev: c_int, handle: P, listen_comm: Pp),
+        connect: (dev: c_int, handle: P, send_comm: Pp),
+        accept: (listen_comm: P, recv_comm: Pp),
+        reg_mr: (comm: P, data: P, size: c_int, kind: c_int, mhandle: Pp),
+        isend: (send_comm: P, data: P, size: c_int, tag: c_int, mhandle: P, request: Pp),
+        irecv: (recv_comm: P, n: c_int, data: Pp, sizes: *mut c_int, tags: *mut c_int, mhandles: Pp, request: Pp),
     }
-    /// `ncclNet_v7_t`.
-    NetV7 {
-        init: (Logger), devices: (*mut c_int), get_properties: (c_int, *mut PropertiesV7), listen: (c_int, P, Pp),
-        connect: (c_int, P, Pp, DeviceHandle), accept: (P, Pp, DeviceHandle), reg_mr: (P, P, c_int, c_int, Pp),
-        reg_mr_dma_buf: (P, P, usize, c_int, u64, c_int, Pp), dereg_mr: (P, P),
-        isend: (P, P, c_int, c_int, P, Pp), irecv: (P, c_int, Pp, *mut c_int, *mut c_int, Pp, Pp),
-        iflush: (P, c_int, Pp, *mut c_int, Pp, Pp), test: (P, *mut c_int, *mut c_int), close_send: (P),
-        close_recv: (P), close_listen: (P), get_device_mr: (P, P, Pp), irecv_consumed: (P, c_int, P),
+    NetV7 = "ncclNet_v7_t" {
+        init: (log: Logger),
+        get_properties: (dev: c_int, props: *mut PropertiesV7),
+        listen: (dev: c_int, handle: P, listen_comm: Pp),
+        connect: (dev: c_int, handle: P, send_comm: Pp, send_dev_comm: DeviceHandle),
+        accept: (listen_comm: P, recv_comm: Pp, recv_dev_comm: DeviceHandle),
+        reg_mr: (comm: P, data: P, size: c_int, kind: c_int, mhandle: Pp),
+        isend: (send_comm: P, data: P, size: c_int, tag: c_int, mhandle: P, request: Pp),
+        irecv: (recv_comm: P, n: c_int, data: Pp, sizes: *mut c_int, tags: *mut c_int, mhandles: Pp, request: Pp),
+        get_device_mr: (comm: P, mhandle: P, dptr_mhandle: Pp),
+        irecv_consumed: (recv_comm: P, n: c_int, request: P),
     }
-    /// `ncclNet_v8_t`.
-    NetV8 {
-        init: (Logger), devices: (*mut c_int), get_properties: (c_int, *mut PropertiesV8), listen: (c_int, P, Pp),
-        connect: (c_int, P, Pp, DeviceHandle), accept: (P, Pp, DeviceHandle), reg_mr: (P, P, usize, c_int, Pp),
-        reg_mr_dma_buf: (P, P, usize, c_int, u64, c_int, Pp), dereg_mr: (P, P),
-        isend: (P, P, c_int, c_int, P, Pp), irecv: (P, c_int, Pp, *mut c_int, *mut c_int, Pp, Pp),
-        iflush: (P, c_int, Pp, *mut c_int, Pp, Pp), test: (P, *mut c_int, *mut c_int), close_send: (P),
-        close_recv: (P), close_listen: (P), get_device_mr: (P, P, Pp), irecv_consumed: (P, c_int, P),
+    NetV8 = "ncclNet_v8_t" {
+        init: (log: Logger),
+        get_properties: (dev: c_int, props: *mut PropertiesV8),
+        listen: (dev: c_int, handle: P, listen_comm: Pp),
+        connect: (dev: c_int, handle: P, send_comm: Pp, send_dev_comm: DeviceHandle),
+        accept: (listen_comm: P, recv_comm: Pp, recv_dev_comm: DeviceHandle),
+        reg_mr: (comm: P, data: P, size: usize, kind: c_int, mhandle: Pp),
+        isend: (send_comm: P, data: P, size: c_int, tag: c_int, mhandle: P, request: Pp),
+        irecv: (recv_comm: P, n: c_int, data: Pp, sizes: *mut c_int, tags: *mut c_int, mhandles: Pp, request: Pp),
+        get_device_mr: (comm: P, mhandle: P, dptr_mhandle: Pp),
+        irecv_consumed: (recv_comm: P, n: c_int, request: P),
     }
-    /// `ncclNet_v9_t`.
-    NetV9 {
-        init: (Logger), devices: (*mut c_int), get_properties: (c_int, *mut PropertiesV9), listen: (c_int, P, Pp),
-        connect: (c_int, P, Pp, DeviceHandle), accept: (P, Pp, DeviceHandle), reg_mr: (P, P, usize, c_int, Pp),
-        reg_mr_dma_buf: (P, P, usize, c_int, u64, c_int, Pp), dereg_mr: (P, P),
-        isend: (P, P, usize, c_int, P, Pp), irecv: (P, c_int, Pp, *mut usize, *mut c_int, Pp, Pp),
-        iflush: (P, c_int, Pp, *mut c_int, Pp, Pp), test: (P, *mut c_int, *mut c_int), close_send: (P),
-        close_recv: (P), close_listen: (P), get_device_mr: (P, P, Pp), irecv_consumed: (P, c_int, P),
-        make_v_device: (*mut c_int, *mut VDevice<4>),
+    NetV9 = "ncclNet_v9_t" {
+        init: (log: Logger),
+        get_properties: (dev: c_int, props: *mut PropertiesV9),
+        listen: (dev: c_int, handle: P, listen_comm: Pp),
+        connect: (dev: c_int, handle: P, send_comm: Pp, send_dev_comm: DeviceHandle),
+        accept: (listen_comm: P, recv_comm: Pp, recv_dev_comm: DeviceHandle),
+        reg_mr: (comm: P, data: P, size: usize, kind: c_int, mhandle: Pp),
+        isend: (send_comm: P, data: P, size: usize, tag: c_int, mhandle: P, request: Pp),
+        irecv: (recv_comm: P, n: c_int, data: Pp, sizes: *mut usize, tags: *mut c_int, mhandles: Pp, request: Pp),
+        get_device_mr: (comm: P, mhandle: P, dptr_mhandle: Pp),
+        irecv_consumed: (recv_comm: P, n: c_int, request: P),
+        make_v_device: (d: *mut c_int, props: *mut VDeviceV9),
     }
-    /// `ncclNet_v10_t`.
-    NetV10 {
-        init: (Logger, Profiler), devices: (*mut c_int), get_properties: (c_int, *mut PropertiesV9),
-        listen: (c_int, P, Pp), connect: (c_int, *mut CommConfig, P, Pp, DeviceHandle),
-        accept: (P, Pp, DeviceHandle), reg_mr: (P, P, usize, c_int, Pp),
-        reg_mr_dma_buf: (P, P, usize, c_int, u64, c_int, Pp), dereg_mr: (P, P),
-        isend: (P, P, usize, c_int, P, P, Pp), irecv: (P, c_int, Pp, *mut usize, *mut c_int, Pp, Pp, Pp),
-        iflush: (P, c_int, Pp, *mut c_int, Pp, Pp), test: (P, *mut c_int, *mut c_int), close_send: (P),
-        close_recv: (P), close_listen: (P), get_device_mr: (P, P, Pp), irecv_consumed: (P, c_int, P),
-        make_v_device: (*mut c_int, *mut VDevice<4>),
+    NetV10 = "ncclNet_v10_t" {
+        init: (log: Logger, profile: Profiler),
+        get_properties: (dev: c_int, props: *mut PropertiesV9),
+        listen: (dev: c_int, handle: P, listen_comm: Pp),
+        connect: (dev: c_int, config: *mut CommConfig, handle: P, send_comm: Pp, send_dev_comm: DeviceHandle),
+        accept: (listen_comm: P, recv_comm: Pp, recv_dev_comm: DeviceHandle),
+        reg_mr: (comm: P, data: P, size: usize, kind: c_int, mhandle: Pp),
+        isend: (send_comm: P, data: P, size: usize, tag: c_int, mhandle: P, phandle: P, request: Pp),
+        irecv: (recv_comm: P, n: c_int, data: Pp, sizes: *mut usize, tags: *mut c_int, mhandles: Pp, phandles: Pp, request: Pp),
+        get_device_mr: (comm: P, mhandle: P, dptr_mhandle: Pp),
+        irecv_consumed: (recv_comm: P, n: c_int, request: P),
+        make_v_device: (d: *mut c_int, props: *mut VDeviceV9),
     }
-    /// `ncclNet_v11_t`.
-    NetV11 {
-        init: (Pp, u64, *mut CommConfig, Logger, Profiler), devices: (*mut c_int),
-        get_properties: (c_int, *mut PropertiesV11), listen: (P, c_int, P, Pp),
-        connect: (P, c_int, P, Pp, DeviceHandle), accept: (P, Pp, DeviceHandle),
-        reg_mr: (P, P, usize, c_int, Pp), reg_mr_dma_buf: (P, P, usize, c_int, u64, c_int, Pp), dereg_mr: (P, P),
-        isend: (P, P, usize, c_int, P, P, Pp), irecv: (P, c_int, Pp, *mut usize, *mut c_int, Pp, Pp, Pp),
-        iflush: (P, c_int, Pp, *mut c_int, Pp, Pp), test: (P, *mut c_int, *mut c_int), close_send: (P),
-        close_recv: (P), close_listen: (P), get_device_mr: (P, P, Pp), irecv_consumed: (P, c_int, P),
-        make_v_device: (*mut c_int, *mut VDevice<4>), finalize: (P), set_net_attr: (P, P),
+    NetV11 = "ncclNet_v11_t" {
+        init: (ctx: Pp, comm_id: u64, config: *mut CommConfig, log: Logger, profile: Profiler),
+        get_properties: (dev: c_int, props: *mut PropertiesV11),
+        listen: (ctx: P, dev: c_int, handle: P, listen_comm: Pp),
+        connect: (ctx: P, dev: c_int, handle: P, send_comm: Pp, send_dev_comm: DeviceHandle),
+        accept: (listen_comm: P, recv_comm: Pp, recv_dev_comm: DeviceHandle),
+        reg_mr: (comm: P, data: P, size: usize, kind: c_int, mhandle: Pp),
+        isend: (send_comm: P, data: P, size: usize, tag: c_int, mhandle: P, phandle: P, request: Pp),
+        irecv: (recv_comm: P, n: c_int, data: Pp, sizes: *mut usize, tags: *mut c_int, mhandles: Pp, phandles: Pp, request: Pp),
+        get_device_mr: (comm: P, mhandle: P, dptr_mhandle: Pp),
+        irecv_consumed: (recv_comm: P, n: c_int, request: P),
+        make_v_device: (d: *mut c_int, props: *mut VDeviceV9),
+        finalize: (ctx: P),
+        set_net_attr: (ctx: P, net_attr: P),
     }
-    /// `ncclNet_v12_t`.
-    NetV12 {
-        init: (Pp, u64, *mut CommConfig, Logger, Profiler), devices: (*mut c_int),
-        get_properties: (c_int, *mut PropertiesV12), listen: (P, c_int, P, Pp),
-        connect: (P, c_int, P, Pp, DeviceHandle), accept: (P, Pp, DeviceHandle),
-        reg_mr: (P, P, usize, c_int, Pp), reg_mr_dma_buf: (P, P, usize, c_int, u64, c_int, Pp), dereg_mr: (P, P),
-        isend: (P, P, usize, c_int, P, P, Pp), irecv: (P, c_int, Pp, *mut usize, *mut c_int, Pp, Pp, Pp),
-        iflush: (P, c_int, Pp, *mut c_int, Pp, Pp), test: (P, *mut c_int, *mut c_int), close_send: (P),
-        close_recv: (P), close_listen: (P), get_device_mr: (P, P, Pp), irecv_consumed: (P, c_int, P),
-        make_v_device: (*mut c_int, *mut VDevice<8>), finalize: (P), set_net_attr: (P, P),
+    NetV12 = "ncclNet_v12_t" {
+        init: (ctx: Pp, comm_id: u64, config: *mut CommConfig, log: Logger, profile: Profiler),
+        get_properties: (dev: c_int, props: *mut PropertiesV12),
+        listen: (ctx: P, dev: c_int, handle: P, listen_comm: Pp),
+        connect: (ctx: P, dev: c_int, handle: P, send_comm: Pp, send_dev_comm: DeviceHandle),
+        accept: (listen_comm: P, recv_comm: Pp, recv_dev_comm: DeviceHandle),
+        reg_mr: (comm: P, data: P, size: usize, kind: c_int, mhandle: Pp),
+        isend: (send_comm: P, data: P, size: usize, tag: c_int, mhandle: P, phandle: P, request: Pp),
+        irecv: (recv_comm: P, n: c_int, data: Pp, sizes: *mut usize, tags: *mut c_int, mhandles: Pp, phandles: Pp, request: Pp),
+        get_device_mr: (comm: P, mhandle: P, dptr_mhandle: Pp),
+        irecv_consumed: (recv_comm: P, n: c_int, request: P),
+        make_v_device: (d: *mut c_int, props: *mut VDeviceV12),
+        finalize: (ctx: P),
+        set_net_attr: (ctx: P, net_attr: P),
     }
 }
 

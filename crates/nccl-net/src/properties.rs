@@ -17,13 +17,6 @@ pub(crate) trait FromDevice {
     fn of(device: &'static Device, number: c_int) -> Self;
 }
 
-/// Returns a virtual device of one physical port.
-fn single_device<const N: usize>(number: c_int) -> VDevice<N> {
-    let mut devs = [0; N];
-    devs[0] = number;
-    VDevice { ndevs: 1, devs }
-}
-
 /// Implements [`FromDevice`] with the fields of all versions, and the given fields of this version.
 macro_rules! from_device {
     ($($name:ident |$number:ident| { $($field:ident: $value:expr,)* })*) => {
@@ -49,21 +42,24 @@ macro_rules! from_device {
 }
 
 // Registrations belong to the device's protection domain, so they are valid for all of its comms:
-// `reg_is_global`.
+// `reg_is_global`. A virtual device is one physical port.
 from_device! {
     PropertiesV6 |number| {}
     PropertiesV7 |number| { net_device_type: 0, net_device_version: 0, }
     PropertiesV8 |number| { reg_is_global: 1, net_device_type: 0, net_device_version: 0, }
     PropertiesV9 |number| {
-        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: single_device(number),
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0,
+        v_props: VDeviceV9 { ndevs: 1, devs: [number, 0, 0, 0] },
         max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES,
     }
     PropertiesV11 |number| {
-        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: single_device(number),
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0,
+        v_props: VDeviceV9 { ndevs: 1, devs: [number, 0, 0, 0] },
         max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1,
     }
     PropertiesV12 |number| {
-        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: single_device(number),
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0,
+        v_props: VDeviceV12 { ndevs: 1, devs: [number, 0, 0, 0, 0, 0, 0, 0] },
         max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1, rail_id: -1, plane_id: -1,
     }
 }

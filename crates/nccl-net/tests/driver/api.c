@@ -21,7 +21,7 @@ static void logger(int level, unsigned long flags, const char *file, int line, c
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  if (level == 2) {
+  if (level == NCCL_LOG_WARN) {
     warnings++;
     fprintf(stderr, "%s: %s\n", file, text);
   }
@@ -40,16 +40,17 @@ void net_open(struct net *net, const char *path, int version) {
                            "ncclNetPlugin_v10", "ncclNetPlugin_v11", "ncclNetPlugin_v12"};
   for (int i = 0; i < 7; i++)
     if (!dlsym(net->library, symbols[i])) fail(symbols[i], -1);
-  int count = 0, config = -1;
+  int count = 0;
+  ncclNetCommConfig_v11_t config = {.trafficClass = -1};
   if (version == 8) {
     net->v8 = dlsym(net->library, "ncclNetPlugin_v8");
     MUST(net->v8->init(logger));
     MUST(net->v8->devices(&count));
     for (int i = 0; i < count; i++) {
-      props_v8 props;
+      ncclNetProperties_v8_t props;
       memset(&props, 0xff, sizeof props);
       MUST(net->v8->getProperties(i, &props));
-      if (!props.name[0] || props.ptrSupport != 1 || props.maxRecvs != 8 || props.speed <= 0 || props.netDeviceType)
+      if (!props.name[0] || props.ptrSupport != NCCL_PTR_HOST || props.maxRecvs != 8 || props.speed <= 0 || props.netDeviceType)
         fail("properties", i);
     }
   } else {
@@ -57,10 +58,10 @@ void net_open(struct net *net, const char *path, int version) {
     MUST(net->v12->init(&net->ctx, 1, &config, logger, NULL));
     MUST(net->v12->devices(&count));
     for (int i = 0; i < count; i++) {
-      props_v12 props;
+      ncclNetProperties_v12_t props;
       memset(&props, 0x7f, sizeof props);
       MUST(net->v12->getProperties(i, &props));
-      if (!props.name[0] || props.ptrSupport != 1 || props.maxRecvs != 8 || props.maxP2pBytes != 1 << 30 ||
+      if (!props.name[0] || props.ptrSupport != NCCL_PTR_HOST || props.maxRecvs != 8 || props.maxP2pBytes != 1 << 30 ||
           props.vProps.ndevs != 1 || props.vProps.devs[0] != i || props.railId != -1 || props.planeId != -1)
         fail("properties", i);
     }
@@ -76,37 +77,37 @@ void net_close(struct net *net) {
 
 #define BOTH(call8, call12) (net->version == 8 ? net->v8->call8 : net->v12->call12)
 
-result_t net_listen(struct net *net, void *handle, void **comm) {
+ncclResult_t net_listen(struct net *net, void *handle, void **comm) {
   return BOTH(listen(0, handle, comm), listen(net->ctx, 0, handle, comm));
 }
-result_t net_connect(struct net *net, void *handle, void **comm) {
+ncclResult_t net_connect(struct net *net, void *handle, void **comm) {
   void *device = NULL;
   return BOTH(connect(0, handle, comm, &device), connect(net->ctx, 0, handle, comm, &device));
 }
-result_t net_accept(struct net *net, void *listening, void **comm) {
+ncclResult_t net_accept(struct net *net, void *listening, void **comm) {
   void *device = NULL;
   return BOTH(accept(listening, comm, &device), accept(listening, comm, &device));
 }
 void *net_register(struct net *net, void *comm, void *data, size_t size) {
   void *mhandle = NULL;
-  MUST(BOTH(regMr(comm, data, size, 1, &mhandle), regMr(comm, data, size, 1, &mhandle)));
+  MUST(BOTH(regMr(comm, data, size, NCCL_PTR_HOST, &mhandle), regMr(comm, data, size, NCCL_PTR_HOST, &mhandle)));
   return mhandle;
 }
 void net_deregister(struct net *net, void *comm, void *mhandle) {
   MUST(BOTH(deregMr(comm, mhandle), deregMr(comm, mhandle)));
 }
-result_t net_isend(struct net *net, void *comm, void *data, size_t size, int tag, void *mhandle, void **request) {
+ncclResult_t net_isend(struct net *net, void *comm, void *data, size_t size, int tag, void *mhandle, void **request) {
   return BOTH(isend(comm, data, (int)size, tag, mhandle, request), isend(comm, data, size, tag, mhandle, NULL, request));
 }
-result_t net_irecv(struct net *net, void *comm, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **request) {
+ncclResult_t net_irecv(struct net *net, void *comm, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **request) {
   int small[8];
   for (int i = 0; i < n && i < 8; i++) small[i] = (int)sizes[i];
   return BOTH(irecv(comm, n, data, small, tags, mhandles, request), irecv(comm, n, data, sizes, tags, mhandles, NULL, request));
 }
-result_t net_flush(struct net *net, void *comm, void *data, int size, void *mhandle, void **request) {
+ncclResult_t net_flush(struct net *net, void *comm, void *data, int size, void *mhandle, void **request) {
   return BOTH(iflush(comm, 1, &data, &size, &mhandle, request), iflush(comm, 1, &data, &size, &mhandle, request));
 }
-result_t net_test(struct net *net, void *request, int *done, int *sizes) {
+ncclResult_t net_test(struct net *net, void *request, int *done, int *sizes) {
   return BOTH(test(request, done, sizes), test(request, done, sizes));
 }
 void net_close_send(struct net *net, void *comm) { MUST(BOTH(closeSend(comm), closeSend(comm))); }
