@@ -33,6 +33,7 @@ mod protocol;
 mod queues;
 mod rendezvous;
 mod requests;
+mod store;
 pub mod stripes;
 mod window;
 

@@ -11,12 +11,10 @@ use crate::incoming::ReservedRoom;
 use crate::memory::Tensor;
 use crate::meta::TensorMeta;
 use crate::operation::PendingOperation;
-use crate::protocol::{
-    AnsweringConnection, CallerMemoryInUse, CallerRequest, ConnectionProtocolState, DeferredAction,
-    OfferedTensor, Store,
-};
+use crate::protocol::{CallerMemoryInUse, CallerRequest, ConnectionProtocolState, DeferredAction};
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::REQUESTS_MAX;
+use crate::store::{AnsweringConnection, OfferedTensor, Store};
 
 /// A connection to a peer.
 pub(crate) struct PeerLink {

@@ -20,10 +20,11 @@ use crate::link::PeerLink;
 use crate::memory::{DEFAULT_MAX_FREE_POOL_BYTES, RegisteredPool, Tensor};
 use crate::message::TensorName;
 use crate::operation::{Outcome, PendingOperation};
-use crate::protocol::{CallerMemoryInUse, CallerRequest, Store};
+use crate::protocol::{CallerMemoryInUse, CallerRequest};
 use crate::queues::{NicResources, PreparedQueues};
 use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, ServerOffer};
 use crate::requests::REQUESTS_MAX;
+use crate::store::Store;
 
 /// Queue pairs for data of a connection at most.
 pub const DATA_QUEUE_PAIRS_MAX: usize = 8;
