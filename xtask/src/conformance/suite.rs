@@ -666,11 +666,13 @@ mod tests {
             "drop-in-ib",
             "drop-in-roce",
             "drop-in-two-ports",
+            "nccl-net",
             "sockets",
             "sockets-packets",
         ];
         assert_eq!(names(&[]), on_this_machine);
         assert_eq!(suites_of("sockets"), ["sockets"]);
+        assert_eq!(suites_of("nccl-net"), ["nccl"]);
         assert_eq!(suites_of("drop-in-two-ports"), ["two-ports"]);
         assert!(conformance.targets(&["none".to_owned()]).is_err());
         assert!(conformance.select(&["none".to_owned()]).is_err());
