@@ -21,6 +21,9 @@ pub(crate) fn csv(chart: &Chart) -> String {
         for (x, y) in &series.published_points {
             append_line(&mut text, format_args!("{name},published,{x},{y},,"));
         }
+        for (x, y) in &series.bound_points {
+            append_line(&mut text, format_args!("{name},bound,{x},{y},,"));
+        }
     }
     for (name, y) in &chart.constant_levels {
         append_line(
@@ -56,13 +59,17 @@ mod tests {
             min_and_max: Some((2.0, 3.0)),
         };
         let chart = Chart {
-            series: vec![Series::new("a, \"b\"", [point]).with_published_points([(1.0, 2.0)])],
+            series: vec![
+                Series::new("a, \"b\"", [point])
+                    .with_published_points([(1.0, 2.0)])
+                    .with_bound_points([(1.0, 5.0)]),
+            ],
             constant_levels: vec![("most".to_owned(), 4.0)],
             ..Chart::default()
         };
         assert_eq!(
             chart.csv(),
-            "series,kind,x,y,min,max\n\"a, \"\"b\"\"\",point,1,2.5,2,3\n\"a, \"\"b\"\"\",published,1,2,,\nmost,level,,4,,\n"
+            "series,kind,x,y,min,max\n\"a, \"\"b\"\"\",point,1,2.5,2,3\n\"a, \"\"b\"\"\",published,1,2,,\n\"a, \"\"b\"\"\",bound,1,5,,\nmost,level,,4,,\n"
         );
     }
 }

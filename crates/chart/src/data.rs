@@ -30,6 +30,8 @@ pub struct Series {
     pub points: Vec<Point>,
     /// Points (x, y) that others have published for this series, such as those of a paper.
     pub published_points: Vec<(f64, f64)>,
+    /// Upper bounds (x, y) of the values, such as those of a model: a thin line in the series' colour.
+    pub bound_points: Vec<(f64, f64)>,
     /// True if the values are computed at every x and not sampled: no markers, and ticks at round numbers.
     pub is_drawn_without_markers: bool,
 }
@@ -62,6 +64,13 @@ impl Series {
     #[must_use]
     pub fn with_published_points(mut self, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         self.published_points.extend(points);
+        self
+    }
+
+    /// Adds upper bounds of the values.
+    #[must_use]
+    pub fn with_bound_points(mut self, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        self.bound_points.extend(points);
         self
     }
 }

@@ -6,8 +6,8 @@ use crate::data::{Chart, Series};
 use crate::legend::{self, level_dash_attribute, whisker_path};
 use crate::scale::AxisMapping;
 use crate::style::{
-    self, FAINT_TEXT_COLOR, GRID_COLOR, PAGE_COLOR, TEXT_COLOR, area_attributes, dash_attribute,
-    line_attributes, marker_path,
+    self, BOUND_LINE_ATTRIBUTES, FAINT_TEXT_COLOR, GRID_COLOR, PAGE_COLOR, TEXT_COLOR,
+    area_attributes, dash_attribute, line_attributes, marker_path,
 };
 use crate::{coincidence_notes, text};
 
@@ -67,18 +67,19 @@ pub(crate) fn svg(chart: &Chart) -> String {
             .iter()
             .flat_map(|series| &series.published_points)
     };
+    let bounds = || chart.series.iter().flat_map(|series| &series.bound_points);
     let sampled: Vec<f64> = points().map(|p| p.x).collect();
     let xs: Vec<f64> = sampled
         .iter()
         .copied()
-        .chain(published().map(|p| p.0))
+        .chain(published().chain(bounds()).map(|p| p.0))
         .collect();
     let ranges = points()
         .filter_map(|p| p.min_and_max)
         .flat_map(|(min, max)| [min, max]);
     let ys = points()
         .map(|p| p.y)
-        .chain(published().map(|p| p.1))
+        .chain(published().chain(bounds()).map(|p| p.1))
         .chain(ranges);
     let ys: Vec<f64> = ys
         .chain(chart.constant_levels.iter().map(|(_, y)| *y))
@@ -181,9 +182,9 @@ fn without_infinite_values(chart: &Chart) -> Chart {
                 .min_and_max
                 .filter(|(a, b)| a.is_finite() && b.is_finite());
         }
-        series
-            .published_points
-            .retain(|(x, y)| x.is_finite() && y.is_finite());
+        for others in [&mut series.published_points, &mut series.bound_points] {
+            others.retain(|(x, y)| x.is_finite() && y.is_finite());
+        }
     }
     chart.constant_levels.retain(|(_, y)| y.is_finite());
     chart
@@ -237,28 +238,40 @@ fn draw_axes(
     ));
 }
 
-/// Draws a series: line, whiskers, markers, published points.
+/// Returns the outline of a line that joins points.
+fn line_path(
+    points: impl Iterator<Item = (f64, f64)>,
+    (x, y): (&AxisMapping, &AxisMapping),
+) -> String {
+    let mut line = String::new();
+    for (index, (px, py)) in points.enumerate() {
+        let move_or_line = if index == 0 { 'M' } else { 'L' };
+        let (at_x, at_y) = (x.position_of(px), y.position_of(py));
+        let _ = write!(line, "{move_or_line}{at_x:.1} {at_y:.1}");
+    }
+    line
+}
+
+/// Draws a series: bounds, line, whiskers, markers, published points.
 fn draw_series(
     picture: &mut SvgPicture,
     at: usize,
     series: &Series,
     (x, y): (&AxisMapping, &AxisMapping),
 ) {
-    let mut line = String::new();
-    for (index, point) in series.points.iter().enumerate() {
-        let move_or_line = if index == 0 { 'M' } else { 'L' };
-        let _ = write!(
-            line,
-            "{move_or_line}{:.1} {:.1}",
-            x.position_of(point.x),
-            y.position_of(point.y)
-        );
+    if series.bound_points.len() > 1 {
+        picture.append_svg(format_args!(
+            r#"<path {}{BOUND_LINE_ATTRIBUTES} fill="none" d="{}"/>"#,
+            line_attributes(at),
+            line_path(series.bound_points.iter().copied(), (x, y))
+        ));
     }
     if series.points.len() > 1 {
         picture.append_svg(format_args!(
-            r#"<path {}{} fill="none" stroke-width="2" stroke-linejoin="round" d="{line}"/>"#,
+            r#"<path {}{} fill="none" stroke-width="2" stroke-linejoin="round" d="{}"/>"#,
             line_attributes(at),
-            dash_attribute(at)
+            dash_attribute(at),
+            line_path(series.points.iter().map(|p| (p.x, p.y)), (x, y))
         ));
     }
     for point in &series.points {

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use crate::data::Chart;
-use crate::style::{self, area_attributes, dash_attribute, line_attributes, marker_path};
+use crate::style::{
+    self, BOUND_LINE_ATTRIBUTES, area_attributes, dash_attribute, line_attributes, marker_path,
+};
 use crate::text;
 
 /// Height of a row of the legend, and width of a sample with its gap.
@@ -22,6 +24,7 @@ enum LegendSample {
     Line { series: usize, markers: bool },
     Level(usize),
     Published,
+    Bound,
     Whisker,
 }
 
@@ -46,6 +49,11 @@ fn entries(chart: &Chart) -> Vec<LegendEntry> {
     {
         let name = "published, in its series’ colour".to_owned();
         let sample = LegendSample::Published;
+        all.push(LegendEntry { name, sample });
+    }
+    if chart.series.iter().any(|of| !of.bound_points.is_empty()) {
+        let name = "upper bound, in its series’ colour".to_owned();
+        let sample = LegendSample::Bound;
         all.push(LegendEntry { name, sample });
     }
     let ranged =
@@ -117,6 +125,10 @@ fn draw_sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
         ),
         LegendSample::Published => format!(
             r#"<circle class="axis" stroke="{}" stroke-width="2" fill="none" cx="{middle:.1}" cy="{y:.1}" r="6"/>"#,
+            style::FAINT_TEXT_COLOR
+        ),
+        LegendSample::Bound => format!(
+            r#"<path class="axis" stroke="{}"{BOUND_LINE_ATTRIBUTES} fill="none" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
             style::FAINT_TEXT_COLOR
         ),
         LegendSample::Whisker => format!(

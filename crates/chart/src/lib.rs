@@ -33,7 +33,7 @@ impl Chart {
 
     /// Returns the data: a header, then a line `series,kind,x,y,min,max` for each point.
     ///
-    /// `kind` is `point`, `published` or `level`; a level has no `x`. `min` and `max` are empty if there was
+    /// `kind` is `point`, `published`, `bound` or `level`; a level has no `x`. `min` and `max` are empty if there was
     /// one round.
     pub fn csv(&self) -> String {
         csv::csv(self)

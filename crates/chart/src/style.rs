@@ -91,6 +91,9 @@ pub(crate) fn dash_attribute(series: usize) -> String {
     }
 }
 
+/// The attributes of a line of bounds, in any colour.
+pub(crate) const BOUND_LINE_ATTRIBUTES: &str = r#" stroke-width="1.2" stroke-dasharray="1 3""#;
+
 /// Returns the outline of a series' marker at a position.
 pub(crate) fn marker_path(series: usize, x: f64, y: f64) -> String {
     let corners: &[(f64, f64)] = match series % 7 {

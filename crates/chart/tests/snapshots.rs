@@ -84,6 +84,24 @@ fn published_points_levels_and_hidden_series() {
 }
 
 #[test]
+fn bounds_are_thin_lines_in_the_colour_of_their_series() {
+    let sizes = [1024.0, 16384.0, 262_144.0];
+    let of = |ys: [f64; 3]| sizes.into_iter().zip(ys);
+    let chart = Chart {
+        title: "Bus bandwidth of all-reduce".to_owned(),
+        x: Axis::log("buffer, bytes").in_bytes(),
+        y: Axis::auto("10⁹ bytes a second"),
+        series: vec![
+            Series::new("2 ranks", of([0.3, 3.1, 9.2])).with_bound_points(of([2.7, 12.5, 12.9])),
+            Series::new("64 ranks", of([0.009, 0.14, 1.8]))
+                .with_bound_points(of([0.08, 1.3, 12.5])),
+        ],
+        ..Chart::default()
+    };
+    matches("bounds.svg", &chart.svg());
+}
+
+#[test]
 fn functions_have_round_ticks_and_no_markers() {
     let bytes =
         |step: u32| (1..=1024u32).map(move |n| (f64::from(n), f64::from(n.div_ceil(step) * step)));

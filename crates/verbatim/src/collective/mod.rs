@@ -27,9 +27,9 @@ pub(crate) struct Args {
     /// Which collective
     #[arg(long, value_enum, default_value = "all-reduce")]
     collective: CollectiveKind,
-    /// Ranks in the ring: 2 to 8, simulated 2 to 64
-    #[arg(long, short = 'n', value_name = "N", default_value = "2", value_parser = args::integer_parser_in_range("a count of ranks", 2..=64usize))]
-    ranks: usize,
+    /// Ranks in the ring: 2 to 8, simulated 2 to 64; a list measures each
+    #[arg(long, short = 'n', value_name = "N", value_delimiter = ',', default_value = "2", value_parser = args::integer_parser_in_range("a count of ranks", 2..=64usize))]
+    ranks: Vec<usize>,
     /// Bytes of the smallest buffer
     #[arg(long, short = 'b', value_name = "BYTES", default_value = "1K", value_parser = args::byte_count_parser_up_to(MAX_BUFFER_BYTES))]
     min: usize,
@@ -92,7 +92,7 @@ Examples:
 
 On a simulated cluster of NICs that you need not have, in virtual time, beside the bound of the model:
   verbatim collective --nic cib --ranks 8
-  verbatim collective --nic cx3 --ranks 64 -e 4M --svg all-reduce.svg
+  verbatim collective --nic cx3 --ranks 2,8,64 -e 4M --svg all-reduce.svg
 
 Exit status 1 when a result was wrong.";
 
@@ -128,12 +128,12 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             args.slice
         );
     }
-    if args.min < 4 * args.ranks {
+    let most_ranks = args.ranks.iter().copied().max().unwrap_or_default();
+    if args.min < 4 * most_ranks {
         bail!(
-            "-b {}: each of {} ranks needs an element of 4 bytes, which are {} bytes",
+            "-b {}: each of {most_ranks} ranks needs an element of 4 bytes, which are {} bytes",
             args.min,
-            args.ranks,
-            4 * args.ranks
+            4 * most_ranks
         );
     }
     args.picture.check_files_writable()?;
@@ -146,10 +146,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         let profile = chosen.chosen_or_default_profile()?;
         measure_row_per_size(args, 2, |setup| simulate_row(&profile, setup))?
     } else {
-        if args.ranks > MAX_LOCAL_RANKS {
+        if most_ranks > MAX_LOCAL_RANKS {
             bail!(
-                "{} ranks on one machine: there may be {MAX_LOCAL_RANKS}, each a thread that polls; simulate more with --nic",
-                args.ranks
+                "{most_ranks} ranks on one machine: there may be {MAX_LOCAL_RANKS}, each a thread that polls; simulate more \
+                 with --nic"
             );
         }
         let nic = OpenNic::open(&args.nic, &args.port)?;
@@ -157,7 +157,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         measure_row_per_size(args, 20, |setup| measure_row(&nic, kind, setup))?
     };
     if !args.json {
-        show::print_table(&rows)?;
+        show::print_tables(&rows)?;
     }
     if let Some(chart) = show::chart(&rows) {
         args.picture.write_requested_files(&chart)?;
@@ -167,25 +167,28 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     ))
 }
 
-/// Measures a row for each message size.
+/// Measures a row for each number of ranks and message size.
 fn measure_row_per_size(
     args: &Args,
     iterations: usize,
     one: impl Fn(CollectiveParameters) -> Result<Row>,
 ) -> Result<Vec<Row>> {
     let sizes = std::iter::successors(Some(args.min), |size| size.checked_mul(args.factor));
-    let setups = sizes
-        .take_while(|size| *size <= args.max)
-        .map(|bytes| CollectiveParameters {
+    let sizes: Vec<usize> = sizes.take_while(|size| *size <= args.max).collect();
+    let of_ranks = |ranks: usize| {
+        sizes.iter().map(move |bytes| CollectiveParameters {
             collective: args.collective.into(),
-            ranks: args.ranks,
+            ranks,
             // Round down to whole elements of 4 bytes.
             buffer_bytes: bytes / 4 * 4,
             iterations: args.iterations.unwrap_or(iterations),
             qps_per_connection: args.lanes,
             slice_bytes: args.slice,
-        });
-    let name = |setup: &CollectiveParameters| format!("{} bytes", setup.buffer_bytes);
+        })
+    };
+    let setups = args.ranks.iter().flat_map(|ranks| of_ranks(*ranks));
+    let name =
+        |setup: &CollectiveParameters| format!("{} ranks, {} bytes", setup.ranks, setup.buffer_bytes);
     simulate(setups.collect(), name, |setup, _| {
         let row = one(setup)?;
         if args.json {

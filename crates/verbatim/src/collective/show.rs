@@ -7,8 +7,8 @@ use super::row::Row;
 use crate::output::{format_three_digits, format_time_ns, print_line, table};
 use crate::side_by_side::{format_or_empty, yes_or_no};
 
-/// Formats a description of the measurement.
-fn describe_measurement(row: &Row) -> String {
+/// Formats a description of the measurement, with these numbers of ranks.
+fn describe_measurement(row: &Row, ranks: &str) -> String {
     let collective = format!("{:?}", row.setup.collective);
     let lower = collective
         .chars()
@@ -21,8 +21,7 @@ fn describe_measurement(row: &Row) -> String {
             text
         });
     format!(
-        "{lower} of f32, {} ranks in a ring, slices of at most {} bytes, {} a connection: {}, {}",
-        row.setup.ranks,
+        "{lower} of f32, {ranks} ranks in a ring, slices up to {} bytes, {} a connection: {}, {}",
         row.setup.slice_bytes,
         if row.setup.qps_per_connection == 1 {
             "1 queue pair".to_owned()
@@ -34,12 +33,38 @@ fn describe_measurement(row: &Row) -> String {
     )
 }
 
-/// Prints the rows.
-pub(super) fn print_table(rows: &[Row]) -> Result<()> {
+/// Returns the rows of each number of ranks.
+fn rows_by_ranks(rows: &[Row]) -> impl Iterator<Item = &[Row]> {
+    rows.chunk_by(|a, b| a.setup.ranks == b.setup.ranks)
+}
+
+/// Prints the rows: a table for each number of ranks.
+pub(super) fn print_tables(rows: &[Row]) -> Result<()> {
     let Some(first) = rows.first() else {
         return print_line("no size is from -b to -e");
     };
-    print_line(format_args!("{}\n", describe_measurement(first)))?;
+    for (index, rows) in rows_by_ranks(rows).enumerate() {
+        if index > 0 {
+            print_line("")?;
+        }
+        print_table(rows)?;
+    }
+    print_line(if first.bound_gb_s.is_some() {
+        "\nBandwidths in GB/s (10^9 bytes a second); busbw as nccl-tests defines it. In virtual time, not measured: the \
+         transport's own code ran, reductions took no time. bound: what the model allows where latency does not count."
+    } else {
+        "\nBandwidths in GB/s (10^9 bytes a second); busbw as nccl-tests defines it. Ranks are threads, which also reduce. \
+         memcpy: what one core copies of a buffer."
+    })
+}
+
+/// Prints the rows of a number of ranks.
+fn print_table(rows: &[Row]) -> Result<()> {
+    let Some(first) = rows.first() else {
+        return Ok(());
+    };
+    let ranks = first.setup.ranks.to_string();
+    print_line(format_args!("{}\n", describe_measurement(first, &ranks)))?;
     let beside = if first.bound_gb_s.is_some() {
         "bound"
     } else {
@@ -64,40 +89,40 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
             yes_or_no(row.run_result.are_results_right).to_owned(),
         ]);
     }
-    print_line(shown)?;
-    print_line(if first.bound_gb_s.is_some() {
-        "\nBandwidths in GB/s (10^9 bytes a second); busbw as nccl-tests defines it. In virtual time, not measured: the \
-         transport's own code ran, reductions took no time. bound: what the model allows where latency does not count."
-    } else {
-        "\nBandwidths in GB/s (10^9 bytes a second); busbw as nccl-tests defines it. Ranks are threads, which also reduce. \
-         memcpy: what one core copies of a buffer."
-    })
+    print_line(shown)
 }
 
 /// Draws the rows; returns `None` if no size is within `-b` to `-e`.
 pub(super) fn chart(rows: &[Row]) -> Option<Chart> {
     let first = rows.first()?;
-    #[allow(clippy::cast_precision_loss)] // 1 GiB at most
-    let curve = |value: &dyn Fn(&Row) -> Option<f64>| -> Vec<(f64, f64)> {
-        let points = rows.iter();
-        points
-            .filter_map(|row| Some((row.setup.buffer_bytes as f64, value(row)?)))
-            .collect()
-    };
-    let beside = if first.bound_gb_s.is_some() {
-        "bound of the model"
-    } else {
-        "memcpy"
-    };
+    let mut ranks: Vec<String> = Vec::new();
+    let mut series = Vec::new();
+    for rows in rows_by_ranks(rows) {
+        let count = rows.first()?.setup.ranks;
+        ranks.push(count.to_string());
+        let measured = Series::new(
+            format!("{count} ranks"),
+            curve(rows, |row| Some(row.run_result.bus_gb_s)),
+        );
+        series.push(measured.with_bound_points(curve(rows, |row| row.bound_gb_s)));
+        // The copies of other numbers of ranks are the same.
+        if series.len() == 1 && first.memcpy_gb_s.is_some() {
+            series.push(Series::new("memcpy", curve(rows, |row| row.memcpy_gb_s)));
+        }
+    }
     Some(Chart {
         title: "Bus bandwidth over the size of the buffer".to_owned(),
-        caption: describe_measurement(first),
+        caption: describe_measurement(first, &ranks.join(", ")),
         x: Axis::log("buffer, bytes").in_bytes(),
         y: Axis::auto("10⁹ bytes a second"),
-        series: vec![
-            Series::new("bus bandwidth", curve(&|row| Some(row.run_result.bus_gb_s))),
-            Series::new(beside, curve(&|row| row.bound_gb_s.or(row.memcpy_gb_s))),
-        ],
+        series,
         constant_levels: Vec::new(),
     })
+}
+
+/// Returns a value of each row over the size of the buffer.
+fn curve(rows: &[Row], value: impl Fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
+    #[allow(clippy::cast_precision_loss)] // 1 GiB at most
+    let point = |row: &Row| Some((row.setup.buffer_bytes as f64, value(row)?));
+    rows.iter().filter_map(point).collect()
 }

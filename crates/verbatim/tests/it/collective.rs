@@ -83,6 +83,7 @@ fn a_simulated_ring_keeps_within_the_bound_and_is_drawn() {
 fn what_cannot_run_is_refused_with_the_reason() {
     for (flags, reason) in [
         (&["--ranks", "9"][..], "simulate more with --nic"),
+        (&["--ranks", "2,9"], "9 ranks on one machine"),
         (&["-b", "1M", "-e", "1K"], "is more than -e"),
         (&["-b", "4"], "each of 2 ranks needs an element"),
         (&["--nic", "nothing"], "there is no NIC"),
@@ -98,5 +99,12 @@ fn what_cannot_run_is_refused_with_the_reason() {
 fn the_commands_of_the_guide_run() {
     let folder = tempfile::tempdir().expect("a folder");
     assert!(common::run_the_guide("collective.md", folder.path()) >= 4);
-    assert!(folder.path().join("all-reduce.svg").exists());
+    let drawn = std::fs::read_to_string(folder.path().join("all-reduce.svg")).expect("a figure");
+    let book =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures/all-reduce.svg");
+    let kept = std::fs::read_to_string(&book).expect("the book has it");
+    assert!(
+        drawn == kept,
+        "docs/figures/all-reduce.svg is not what the command of docs/collective.md draws: draw it anew"
+    );
 }
