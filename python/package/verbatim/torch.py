@@ -88,13 +88,6 @@ def _kind(tensor: torch.Tensor) -> str:
     return _DTYPES[tensor.dtype]
 
 
-def _check_one_dtype(*tensors: torch.Tensor) -> None:
-    """Refuses tensors of different element types: their bytes would be taken for something else."""
-    found = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
-    if len(found) > 1:
-        raise ValueError(f"inputs and outputs have different element types: {', '.join(sorted(found))}")
-
-
 def _reduction(opts: Any) -> str:
     for op, name in _OPS.items():
         if opts.reduceOp == op:
@@ -163,30 +156,25 @@ class ProcessGroupVerbatim(c10d.ProcessGroup):
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         """Copies a tensor of each rank to all ranks."""
-        _check_one_dtype(*_one(outputs), _one(inputs))
         into = [_memory(output) for output in _one(outputs)]
         return self._begin(outputs, self._native.all_gather, _memory(_one(inputs)), into)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
-        _check_one_dtype(output, tensor)
         into = np.split(_memory(output), self.size())
         return self._begin([output], self._native.all_gather, _memory(tensor), into)
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Any:
         """Reduces a tensor for each rank over all ranks."""
-        _check_one_dtype(*_one(inputs), _one(outputs))
         output, parts = _one(outputs), [_memory(tensor) for tensor in _one(inputs)]
         begin = self._native.reduce_scatter
         return self._begin(outputs, begin, parts, _memory(output), _kind(output), _reduction(opts))
 
     def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Any:
-        _check_one_dtype(output, tensor)
         parts, begin = np.split(_memory(tensor), self.size()), self._native.reduce_scatter
         return self._begin([output], begin, parts, _memory(output), _kind(output), _reduction(opts))
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         """Copies a tensor for each rank there."""
-        _check_one_dtype(*inputs, *outputs)
         parts, into = ([_memory(tensor) for tensor in tensors] for tensors in (inputs, outputs))
         return self._begin(outputs, self._native.all_to_all, parts, into)
 
@@ -199,7 +187,6 @@ class ProcessGroupVerbatim(c10d.ProcessGroup):
         opts: Any = None,
     ) -> Any:
         """Copies a part of a tensor for each rank there."""
-        _check_one_dtype(output, tensor)
         parts, into = _split(tensor, input_sizes, self.size()), _split(output, output_sizes, self.size())
         return self._begin([output], self._native.all_to_all, parts, into)
 
