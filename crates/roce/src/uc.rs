@@ -125,7 +125,7 @@ pub struct Receiver {
 }
 
 /// Number of packets by which a network may delay a packet behind later ones. The sender of a first packet that is
-/// further behind has begun with a new PSN.
+/// further behind has begun with a new PSN. So a network that delays further may make a message complete twice.
 const MAX_DELAY_PACKETS: u32 = 1024;
 
 impl Receiver {

@@ -54,3 +54,10 @@ fn one_packet_in_twenty() {
     let sum = run(3000..3040, 500, 0.05);
     assert!(sum.unreliable_completed < sum.unreliable_posted);
 }
+
+/// Enough messages of the unreliable connection that the delays of the network are shorter than their transmission.
+#[test]
+fn more_unreliable_messages_than_the_network_can_delay() {
+    let sum = run(4000..4004, 10_000, 0.01);
+    assert!(sum.unreliable_posted > 1024, "{sum:?}");
+}

@@ -32,6 +32,10 @@ const RETRY_CNT: u8 = 7;
 /// Time that an RNR wait or a low rate may add to the timeouts.
 const SLACK_NS: u64 = 5_000_000;
 
+/// Time in which an unreliable queue pair sends one packet. It posts its next message when the last one has left. The
+/// network then delays no packet behind more later ones than a UC receiver allows for.
+const UNRELIABLE_PACKET_NS: u64 = 1_000;
+
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
@@ -367,6 +371,7 @@ impl World {
             depth,
             quota,
             sabotage,
+            timer_ns,
             ..
         } = &mut self.queue_pairs[number];
         let [own, peer] = self
@@ -399,9 +404,17 @@ impl World {
                 send(&mut |bytes| requester.transmit(now_ns, own, bytes));
             }
             Machine::Uc(machines) => {
-                while own.posted() < *quota && own.posted() - machines.0.done_requests() < *depth {
+                if timer_ns.is_none() && own.posted() < *quota {
                     machines.0.post(post(own));
-                    send(&mut |bytes| machines.0.transmit(own, bytes));
+                    let mut packets = 0;
+                    send(&mut |bytes| {
+                        let has_sent = machines.0.transmit(own, bytes);
+                        packets += u64::from(has_sent);
+                        has_sent
+                    });
+                    let at_ns = now_ns + packets.max(1) * UNRELIABLE_PACKET_NS;
+                    *timer_ns = Some(at_ns);
+                    network.set_timer(at_ns, number);
                 }
             }
         }
