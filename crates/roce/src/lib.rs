@@ -18,6 +18,7 @@ mod assembly;
 pub mod cm;
 pub mod counts;
 pub mod dcqcn;
+pub mod dcqcn_setting;
 pub mod fuzz;
 pub mod gsi;
 mod headers;

@@ -110,7 +110,7 @@ pub use device::{
 };
 pub use faults::observe_faults;
 pub use identity::{BadDeviceVariable, BadIdentity, DEVICE_VAR, Identity};
-pub use path::PCAP_VAR;
+pub use path::{DCQCN_VAR, PCAP_VAR, check_dcqcn_setting};
 pub use shm::environment;
 pub use shm::fabric::FabricError;
 /// Number of bits by which a QP number is shifted right to get the slot of the process that has the queue pair.

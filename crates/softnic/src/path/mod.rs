@@ -20,6 +20,7 @@
 
 mod bursts;
 mod capture;
+mod congestion;
 mod counters;
 mod faulty;
 mod gsi;
@@ -31,6 +32,7 @@ mod network;
 pub(crate) mod traffic;
 
 pub use capture::PCAP_VAR;
+pub use congestion::{DCQCN_VAR, check_dcqcn_setting};
 pub(crate) use counters::{
     CountedPort, Counter, DropReason, NAMES, PUBLICATION_INTERVAL, PacketCounters,
 };

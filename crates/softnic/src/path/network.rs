@@ -14,6 +14,7 @@ use link::{
     ReceiveBuffers, ReceivedPacket,
 };
 use roce::UDP_PORT;
+use roce::dcqcn::DcqcnParameters;
 use roce::icrc;
 use roce::packet::Packet;
 use shm::clock::now_ns;
@@ -21,6 +22,7 @@ use shm::fabric::Peer;
 
 use super::bursts::PostBursts;
 use super::capture::{BadCapture, WireCapture};
+use super::congestion::{BadCongestionControl, congestion_control_from_env};
 use super::counters::{CountedPort, port_with_address_or_first};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
@@ -181,6 +183,8 @@ pub(crate) struct PacketPath {
     counter_publication: OnceLock<CounterPublication>,
     /// The effects of a fault plan on packets.
     faulty: Option<FaultyWire>,
+    /// The parameters of DCQCN; `None` if it is turned off.
+    congestion: Option<DcqcnParameters>,
     /// The capture into which packets are written.
     capture: Option<WireCapture>,
     /// The delivery of datagrams for QP1.
@@ -196,17 +200,21 @@ pub enum BadNetwork {
     /// `VERBATIM_PCAP` names a file that cannot be written.
     #[error(transparent)]
     Capture(#[from] BadCapture),
+    /// `VERBATIM_DCQCN` has an unknown name or a value that is not possible.
+    #[error(transparent)]
+    Congestion(#[from] BadCongestionControl),
 }
 
 impl PacketPath {
     /// Makes the network that the environment asks for.
     ///
     /// # Errors
-    /// `VERBATIM_PATH` has an unknown value, or `VERBATIM_PCAP` names a file that cannot be written.
+    /// `VERBATIM_PATH` or `VERBATIM_DCQCN` has an unknown value, or `VERBATIM_PCAP` names a file that cannot be written.
     pub(crate) fn from_env() -> Result<Self, BadNetwork> {
         let capture = WireCapture::from_env()?;
         Ok(Self {
             mode: PathMode::from_env(capture.is_some())?,
+            congestion: congestion_control_from_env()?,
             capture,
             endpoint: RwLock::default(),
             opening: Mutex::default(),
@@ -229,6 +237,11 @@ impl PacketPath {
     /// Returns the mode that selects the path of queue pairs.
     pub(crate) fn mode(&self) -> PathMode {
         self.mode
+    }
+
+    /// Returns the parameters of DCQCN; `None` if queue pairs ignore congestion notifications.
+    pub(crate) fn congestion(&self) -> Option<DcqcnParameters> {
+        self.congestion
     }
 
     /// Returns true if packets can be sent.

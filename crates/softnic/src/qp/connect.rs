@@ -82,6 +82,7 @@ impl Qp {
                     first_psn: Psn::new(new_attr.rq_psn),
                     max_dest_rd_atomic: new_attr.max_dest_rd_atomic,
                     min_rnr_timer: new_attr.min_rnr_timer,
+                    congestion: self.nic.packet_path.congestion(),
                     ..ResponderConfig::default()
                 }),
                 flow,
@@ -153,6 +154,7 @@ impl Qp {
                     retry_cnt: new_attr.retry_cnt,
                     rnr_retry: new_attr.rnr_retry,
                     max_rd_atomic: new_attr.max_rd_atomic,
+                    congestion: self.nic.packet_path.congestion(),
                     ..RequesterConfig::default()
                 }),
                 flow,

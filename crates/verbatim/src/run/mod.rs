@@ -58,6 +58,10 @@ pub(crate) struct Args {
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric: Option<String>,
+    /// Parameters of DCQCN, by which queue pairs obey congestion notifications, such as
+    /// min_rate_bps=1e9,increase_timer_ns=300000; or off [default: those of the paper, SIGCOMM 2015]
+    #[arg(long, value_name = "SETTING", value_parser = softnic::check_dcqcn_setting)]
+    dcqcn: Option<String>,
     #[command(flatten)]
     capture: CaptureArgs,
     #[command(flatten)]
@@ -229,6 +233,9 @@ fn prepare_program_for_softnic(
     }
     if let Some(nic) = &nic {
         command.env(softnic::DEVICE_VAR, nic.identity.to_string());
+    }
+    if let Some(dcqcn) = &args.dcqcn {
+        command.env(softnic::DCQCN_VAR, dcqcn);
     }
     let capabilities = nic.as_ref().and_then(|nic| nic.capabilities);
     if let Some(capabilities) = capabilities {
