@@ -7,7 +7,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::common::{json_lines, run};
+use crate::common::{self, json_lines, run};
 
 fn check(system: &str, args: &[&str]) -> Output {
     run(&[&[system, "check", "--json"], args].concat())
@@ -147,6 +147,26 @@ fn a_spoiled_history_is_refused() {
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(err.contains("holds no history"), "{err}");
+}
+
+/// Both hosts are one machine, and packets of both directions are lost.
+#[test]
+fn the_store_is_linearizable_over_packets_that_get_lost() {
+    common::build_libraries();
+    let short = ["--keys", "3", "--duration", "1s", "--kill-every", "300ms"];
+    let output = common::verbatim(&["kv", "check", "--json", "--design", "herd"])
+        .args(short)
+        .args(["--operations", "500"])
+        .env("VERBATIM_PATH", "packets")
+        .env("VERBATIM_FAULT", "drop,p=0.01")
+        .env("VERBATIM_FAULT_SEED", "1")
+        .output()
+        .expect("it starts");
+    let all = checked(&output);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{all:#?} {err}");
+    let operations = all.first().and_then(|one| one["operations"].as_u64());
+    assert!(operations >= Some(500), "{all:#?} {err}");
 }
 
 /// A history without a single answer shows nothing. Clients that all die before their first answer leave such a history.

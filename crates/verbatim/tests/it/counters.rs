@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common;
 
@@ -206,6 +206,29 @@ fn each_port_counts_its_own_packets() {
         let sends = [0, 1].map(|port: usize| ports[port]["counters"]["rdma_sends"].as_u64());
         assert_eq!(sends, [Some(0), Some(100)], "{ports}");
     }
+}
+
+/// Every packet is marked. A sender that is allowed 8 Mbit/s after its first notification needs 0.4 s for 400 KB.
+#[test]
+fn dcqcn_has_the_parameters_that_the_user_sets() {
+    let slow = "line_rate_bps=16e6,min_rate_bps=1e6,increase_timer_ns=1e9,increase_bytes=1e12";
+    for (test, port, setting) in [(7, "18634", slow), (8, "18635", "off")] {
+        let hosts = Hosts::new(test);
+        let options = ["--fault", "ecn", "--dcqcn", setting];
+        let begin = Instant::now();
+        PingPong::start_on(&hosts, port, "100", &options, &["-s", "4096"]).wait();
+        assert!(hosts.counter(0, "np_cnp_sent") > 0, "{setting}");
+        let handled = hosts.counter(1, "rp_cnp_handled");
+        assert_eq!(handled > 0, setting == slow, "{setting}: {handled}");
+        let is_slow = begin.elapsed() > Duration::from_millis(300);
+        assert!(is_slow || setting != slow, "{:?}", begin.elapsed());
+    }
+    let wrong = common::run(&["run", "--dcqcn", "min_rate=1e9", "--", "true"]);
+    let error = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(
+        !wrong.status.success() && error.contains("min_rate_bps"),
+        "{error}"
+    );
 }
 
 #[test]
