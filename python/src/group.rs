@@ -33,7 +33,7 @@ fn exception_of_group_error(error: &Error) -> PyErr {
         Error::PeerGone(_) | Error::Completion { .. } | Error::Rendezvous { .. } => {
             PyConnectionError::new_err(text)
         }
-        Error::InvalidRange(_) | Error::TooLong { .. } | Error::CallsDiffer { .. } => {
+        Error::InvalidRange(_) | Error::MessageTooLong { .. } | Error::CallsDiffer { .. } => {
             PyValueError::new_err(text)
         }
         _ => PyRuntimeError::new_err(text),

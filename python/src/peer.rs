@@ -79,7 +79,7 @@ impl Peer {
                 ..NicConfig::default()
             },
             listen_address: listen,
-            data_queue_pairs: queue_pairs,
+            data_queue_pair_count: queue_pairs,
             peer_store_capacity_bytes: capacity,
             ..Config::default()
         };

@@ -163,7 +163,7 @@ fn run_once_and_verify(
     other: &MemoryRegion,
     setup: &CollectiveParameters,
 ) -> Result<bool> {
-    let (rank, ranks) = (ring.rank(), ring.ranks());
+    let (rank, ranks) = (ring.rank(), ring.rank_count());
     let count = setup.buffer_bytes / 4;
     let own: Vec<u8> = (0..count)
         .flat_map(|at| initial_element(rank, at).to_ne_bytes())
@@ -217,7 +217,7 @@ pub fn run(
     let domains = (0..setup.ranks).map(|_| context.alloc_pd());
     let domains = domains.collect::<Result<Vec<_>, _>>()?;
     let config = Config {
-        lanes: setup.qps_per_connection,
+        lane_count: setup.qps_per_connection,
         ..*config
     };
     let rings = connect_local_ring(&domains, &config, setup.slice_bytes)?;

@@ -514,7 +514,7 @@ impl ProgramResources {
 
     fn connected_qp_pair<T: Connected>(&self) -> Result<(QueuePair<T>, QueuePair<T>)> {
         let make = || {
-            let qp = self.pd.qp::<T>(&self.cq, &self.cq);
+            let qp = self.pd.qp_builder::<T>(&self.cq, &self.cq);
             qp.max_send_wr(128)
                 .max_recv_wr(16)
                 .max_inline_data(256)
@@ -527,7 +527,7 @@ impl ProgramResources {
 
     /// Creates a UD queue pair and its destination.
     fn ud_qp_and_destination(&self) -> Result<(QueuePair<Ud>, UdDestination)> {
-        let qp = self.pd.qp::<Ud>(&self.cq, &self.cq);
+        let qp = self.pd.qp_builder::<Ud>(&self.cq, &self.cq);
         let qp = qp
             .max_send_wr(128)
             .max_recv_wr(128)

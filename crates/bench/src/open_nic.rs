@@ -98,7 +98,10 @@ impl OpenNic {
         send_cq: &CompletionQueue,
         recv_cq: &CompletionQueue,
     ) -> QpBuilder<T> {
-        let qp = self.pd.qp::<T>(send_cq, recv_cq).port_num(self.port_num);
+        let qp = self
+            .pd
+            .qp_builder::<T>(send_cq, recv_cq)
+            .port_num(self.port_num);
         match self.gid_index {
             Some(index) => qp.gid_index(index),
             None => qp,

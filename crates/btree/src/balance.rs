@@ -112,13 +112,13 @@ pub struct Balancer<T: KeyOrValue = u64> {
     /// True for a server whose capacity was observed.
     capacity_observed: Vec<bool>,
     /// The planned move that was not confirmed yet.
-    unconfirmed_move: Option<RangeMove<T>>,
+    has_observed_capacity: Option<RangeMove<T>>,
     /// The left server of the pair whose last move failed. The pair is tried last in the next plan.
-    failed_pair: Option<usize>,
+    left_server_of_failed_move: Option<usize>,
 }
 
 /// Below this utilisation a server's capacity cannot be estimated from its load.
-const MIN_UTILISATION: f64 = 0.005;
+const MIN_UTILISATION_TO_ESTIMATE_CAPACITY: f64 = 0.005;
 
 impl<T: KeyOrValue> Balancer<T> {
     /// Creates a balancer for servers with these splits. `capacities` are the assumed requests per second of each
@@ -133,8 +133,8 @@ impl<T: KeyOrValue> Balancer<T> {
             observed_loads: vec![ObservedLoad::default(); servers],
             assumed_capacities: (0..servers).map(capacity).collect(),
             capacity_observed: vec![false; servers],
-            unconfirmed_move: None,
-            failed_pair: None,
+            has_observed_capacity: None,
+            left_server_of_failed_move: None,
         }
     }
 
@@ -150,7 +150,7 @@ impl<T: KeyOrValue> Balancer<T> {
 
     /// Returns the last planned move until it is [confirmed](Self::confirm_move).
     pub fn unconfirmed_move(&self) -> Option<RangeMove<T>> {
-        self.unconfirmed_move
+        self.has_observed_capacity
     }
 
     /// Records the outcome of the last planned move once no server is taking ranges. `kept_from` is the first key of the
@@ -159,7 +159,8 @@ impl<T: KeyOrValue> Balancer<T> {
     /// The split is then as the servers have it. One case differs: if a right neighbour has got the left part of a range,
     /// the split stays at the end of the range. Another take of the range gets the rest.
     pub fn confirm_move(&mut self, kept_from: Option<T>) {
-        let (Some(planned), Some(kept_from)) = (self.unconfirmed_move.take(), kept_from) else {
+        let (Some(planned), Some(kept_from)) = (self.has_observed_capacity.take(), kept_from)
+        else {
             return;
         };
         let left = usize::from(planned.giver.min(planned.taker));
@@ -170,7 +171,7 @@ impl<T: KeyOrValue> Balancer<T> {
         if let (Some(at), Some(split)) = (self.split_keys.get_mut(left), split) {
             *at = split;
         }
-        self.failed_pair = Some(left);
+        self.left_server_of_failed_move = Some(left);
     }
 
     /// Takes the loads of all servers, in the order of their numbers, and returns the range to move, if any.
@@ -199,8 +200,8 @@ impl<T: KeyOrValue> Balancer<T> {
         if is_first || loads.iter().any(|load| load.unfinished_takes > 0) {
             return None;
         }
-        self.unconfirmed_move = None;
-        let failed_pair = self.failed_pair.take();
+        self.has_observed_capacity = None;
+        let failed_pair = self.left_server_of_failed_move.take();
         // Pairs of neighbours: whether the last move failed, the deviation, the left one, and the share to move.
         let mut pairs: Vec<_> = (0..self.split_keys.len())
             .map(|left| {
@@ -211,10 +212,10 @@ impl<T: KeyOrValue> Balancer<T> {
             .collect();
         pairs.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
         // A pair may have no range to move: a single key may have most of the requests.
-        self.unconfirmed_move = pairs
+        self.has_observed_capacity = pairs
             .into_iter()
             .find_map(|(_, _, left, shift)| self.plan_move(left, shift, loads));
-        self.unconfirmed_move
+        self.has_observed_capacity
     }
 
     /// Estimates the capacities of servers that were not observed yet, by their assumed ratio to the observed servers.
@@ -307,7 +308,7 @@ fn update_observed_load_and_capacity_if_measurable<T: KeyOrValue>(
     let busy = after.total_busy_ns.saturating_sub(before.total_busy_ns) as f64;
     seen.rate = requests * 1e9 / ns;
     seen.utilisation = (busy / ns).clamp(0.0, 1.0);
-    let is_measurable = seen.utilisation >= MIN_UTILISATION && requests > 0.0;
+    let is_measurable = seen.utilisation >= MIN_UTILISATION_TO_ESTIMATE_CAPACITY && requests > 0.0;
     if is_measurable {
         seen.capacity = seen.rate / seen.utilisation;
     }
@@ -489,7 +490,7 @@ mod tests {
                 true => planned.first_key,
                 false => planned.end_key.expect("set above"),
             };
-            balancer.unconfirmed_move = Some(planned);
+            balancer.has_observed_capacity = Some(planned);
             balancer.confirm_move(kept_from);
             assert_eq!(balancer.unconfirmed_move(), None);
             balancer.split_keys[0]

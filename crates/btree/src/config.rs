@@ -41,9 +41,9 @@ pub struct ServerConfig<T: KeyOrValue = u64> {
     /// Bytes of a node, a power of two from 256 to 4096. A node must have room for [`MIN_ENTRIES_PER_NODE`] entries.
     pub node_bytes: usize,
     /// The limits of keys and values: [`NumberSizes`](crate::NumberSizes) or [`StringSizes`].
-    pub sizes: T::Sizes,
+    pub key_and_value_limits: T::Sizes,
     /// Number of keys that the memory is sized for, in all trees together and in any order of insertion.
-    pub keys: u64,
+    pub key_capacity: u64,
     /// Number of trees, 1 to [`MAX_TREES`].
     pub trees: usize,
     /// Number of worker threads, 1 to 64. Every worker serves all trees.
@@ -52,7 +52,7 @@ pub struct ServerConfig<T: KeyOrValue = u64> {
     /// interleaved.
     pub batch: usize,
     /// UD queue pairs of each worker, 1 to 64. Batches of answers rotate over them.
-    pub queues: usize,
+    pub ud_qps_per_worker: usize,
     /// Largest number of clients connected at the same time, 1 to 1024.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
@@ -61,7 +61,7 @@ pub struct ServerConfig<T: KeyOrValue = u64> {
     /// server then takes its own locks through its NIC, which makes its own changes slower.
     pub remote_writes: bool,
     /// Milliseconds that a client may hold a lock while others wait for it, 1 to 60,000.
-    pub lease_ms: u16,
+    pub lock_lease_ms: u16,
     /// First keys of the ranges of servers that share the trees, ascending. The first range begins at the least key and is left
     /// out, so a single server has no splits. Ranges can move while the servers run.
     pub splits: Vec<T>,
@@ -82,16 +82,16 @@ impl<T: KeyOrValue> Default for ServerConfig<T> {
             listen: "127.0.0.1:0".to_owned(),
             nic: NicConfig::default(),
             node_bytes: 1024,
-            sizes: T::Sizes::default(),
-            keys: 1 << 20,
+            key_and_value_limits: T::Sizes::default(),
+            key_capacity: 1 << 20,
             trees: 1,
             workers: 1,
             batch: 64,
-            queues: 1,
+            ud_qps_per_worker: 1,
             max_clients: 64,
             max_window: 256,
             remote_writes: false,
-            lease_ms: 100,
+            lock_lease_ms: 100,
             splits: Vec::new(),
             server_number: 0,
             servers: Vec::new(),
@@ -115,7 +115,11 @@ impl<T: KeyOrValue> ServerConfig<T> {
 
     /// Returns the number of nodes that the memory has room for.
     pub(crate) fn node_capacity(&self) -> u64 {
-        Store::<T>::nodes_needed_for_keys(self.node_bytes, self.sizes, self.keys)
+        Store::<T>::readable_trees(
+            self.node_bytes,
+            self.key_and_value_limits,
+            self.key_capacity,
+        )
     }
 }
 
@@ -132,19 +136,21 @@ impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
                 self.node_bytes
             ));
         }
-        check_string_sizes::<T>(self.node_bytes, self.sizes)?;
-        let keys = usize::try_from(self.keys).unwrap_or(usize::MAX);
+        check_string_sizes::<T>(self.node_bytes, self.key_and_value_limits)?;
+        let keys = usize::try_from(self.key_capacity).unwrap_or(usize::MAX);
         check_in_range("keys", keys, 1..=1 << 34)?;
         check_in_range("trees", self.trees, 1..=MAX_TREES)?;
         check_in_range("workers", self.workers, 1..=64)?;
         check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        check_in_range("queues", self.queues, 1..=64)?;
+        check_in_range("queues", self.ud_qps_per_worker, 1..=64)?;
         check_in_range("max_clients", self.max_clients, 1..=1024)?;
         if !self.splits.is_sorted_by(|a, b| a < b) || self.splits.first() == Some(&T::default()) {
             return Err("splits must ascend, and be above the least key".to_owned());
         }
         for split in &self.splits {
-            split.check_key(self.sizes).map_err(|e| e.to_string())?;
+            split
+                .check_key(self.key_and_value_limits)
+                .map_err(|e| e.to_string())?;
         }
         check_in_range("part", self.server_number.into(), 0..=self.splits.len())?;
         if !self.servers.is_empty() && self.servers.len() != self.splits.len() + 1 {
@@ -154,7 +160,7 @@ impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
                 self.splits.len() + 1
             ));
         }
-        check_in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
+        check_in_range("lease_ms", self.lock_lease_ms.into(), 1..=60_000)?;
         check_in_range("max_window", self.max_window, 1..=MAX_WINDOW)
     }
 
@@ -196,7 +202,11 @@ pub(crate) fn check_string_sizes<T: KeyOrValue>(
         1..=ByteString::MAX_BYTES,
     )?;
     let words = node_bytes / 8;
-    let entries = NodeShape::<T> { words, sizes }.capacity(0);
+    let entries = NodeShape::<T> {
+        words_per_node: words,
+        key_and_value_limits: sizes,
+    }
+    .entry_capacity(0);
     if entries < MIN_ENTRIES_PER_NODE {
         return Err(format!(
             "a node of {node_bytes} bytes has room for {entries} keys and values of {} and {} bytes: at least \
@@ -213,10 +223,10 @@ impl StringSizes {
     pub fn suggested_node_bytes(self) -> usize {
         let has_room = |bytes: &usize| {
             let shape = NodeShape::<ByteString> {
-                words: bytes / 8,
-                sizes: self,
+                words_per_node: bytes / 8,
+                key_and_value_limits: self,
             };
-            shape.capacity(0) >= 8
+            shape.entry_capacity(0) >= 8
         };
         [1024, 2048]
             .into_iter()
@@ -236,7 +246,8 @@ pub struct ClientConfig {
     /// How the client reaches the tree.
     pub access: AccessDesign,
     /// Inner nodes that the cache of a walking client keeps. With 0, each lookup READs one node per level.
-    pub cache_nodes: usize,
+    #[serde(rename = "cache_nodes")]
+    pub max_cached_nodes: usize,
     /// Largest number of outstanding requests, 1 to [`MAX_WINDOW`].
     pub window: usize,
     /// Largest number of requests in a postlist, 1 to 64.
@@ -253,7 +264,7 @@ impl Default for ClientConfig {
             server: String::new(),
             nic: NicConfig::default(),
             access: AccessDesign::Rpc,
-            cache_nodes: 1 << 14,
+            max_cached_nodes: 1 << 14,
             window: 64,
             batch: 16,
             answer_ms: 1_000,

@@ -3,12 +3,12 @@
 use crate::key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes};
 use crate::node::{LEVEL_FLAGS_COUNT_INDEX, MIN_NODE_BYTES, NextStep, Node, NodeShape};
 use crate::node_words::NodeWords;
-use crate::wire::{Answer, Op, key_and_tree_of};
+use crate::wire::{Answer, Op, key_and_tree_of_request};
 
 /// Words of a node of the smallest size.
 const NODE_WORDS: usize = MIN_NODE_BYTES / 8;
 /// Largest number of nodes that a walk visits, as in a client.
-const MAX_NODES: usize = 40;
+const MAX_VISITED_NODES: usize = 40;
 /// Limits with which a node of the smallest size has room for a few entries.
 const SIZES: StringSizes = StringSizes {
     key_bytes: 11,
@@ -38,7 +38,7 @@ fn check_request_decoding<T: KeyOrValue>(bytes: &[u8]) {
         return;
     };
     if op != Op::ReadServerLoad {
-        assert_eq!(key_and_tree_of(bytes), Some((op.key(), tree)));
+        assert_eq!(key_and_tree_of_request(bytes), Some((op.key(), tree)));
     }
     let (again, length) = op.encode(tree, number);
     let again = Op::decode(&again.as_ref()[..length]);
@@ -68,9 +68,9 @@ fn check_walk_through_any_nodes<T: KeyOrValue>(key: T, sizes: T::Sizes, bytes: &
     let Some(root) = nodes.first().map(|words| Node::<_, T>(*words, sizes)) else {
         return;
     };
-    let (tree, mut level) = (root.0.word(crate::node::TREE_WORD), root.level());
+    let (tree, mut level) = (root.0.word(crate::node::TREE_WORD_INDEX), root.level());
     let mut number = 1;
-    for _ in 0..MAX_NODES {
+    for _ in 0..MAX_VISITED_NODES {
         let place = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
         let Some(words) = place.and_then(|place| nodes.get(place)) else {
             return;
@@ -98,11 +98,11 @@ fn check_walk_through_any_nodes<T: KeyOrValue>(key: T, sizes: T::Sizes, bytes: &
 fn check_searches<T: KeyOrValue>(node: Node<'_, [u64], T>, key: T) {
     let count = node.entry_count();
     let shape = NodeShape::<T> {
-        words: NODE_WORDS,
-        sizes: node.1,
+        words_per_node: NODE_WORDS,
+        key_and_value_limits: node.1,
     };
-    assert!(count <= shape.capacity(node.level()));
-    assert!(shape.payload_index(node.level(), count) <= NODE_WORDS);
+    assert!(count <= shape.entry_capacity(node.level()));
+    assert!(shape.payload_word_index(node.level(), count) <= NODE_WORDS);
     assert!(node.count_keys_up_to(&key) <= count);
     match node.find(&key) {
         Ok(place) => {
@@ -141,7 +141,7 @@ mod tests {
             for (i, word) in words.into_iter().enumerate() {
                 let word = match i % super::NODE_WORDS {
                     crate::node::LEVEL_FLAGS_COUNT_INDEX => word & 15 | (word & 16) << 28 | (flags >> (i / super::NODE_WORDS) & 1) << 17,
-                    crate::node::TREE_WORD => word & 1,
+                    crate::node::TREE_WORD_INDEX => word & 1,
                     _ => word,
                 };
                 bytes.extend(word.to_le_bytes());

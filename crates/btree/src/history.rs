@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn what_a_client_sees_is_judged() {
         let config = ServerConfig {
-            keys: 10_000,
+            key_capacity: 10_000,
             node_bytes: 256,
             ..ServerConfig::default()
         };

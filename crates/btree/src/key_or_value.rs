@@ -40,14 +40,14 @@ const MAX_STRING_WORDS: usize = ByteString::MAX_BYTES / 8;
 
 /// The error for a byte string that is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a {what} of {length} bytes is too long: at most {most} bytes")]
+#[error("a {what} of {length} bytes is too long: at most {max_length} bytes")]
 pub struct TooLongError {
     /// "key", "value" or "byte string".
     pub what: &'static str,
     /// The length in bytes.
     pub length: usize,
     /// The largest length in bytes.
-    pub most: usize,
+    pub max_length: usize,
 }
 
 impl ByteString {
@@ -63,7 +63,7 @@ impl ByteString {
             return Err(TooLongError {
                 what: "byte string",
                 length: bytes.len(),
-                most: Self::MAX_BYTES,
+                max_length: Self::MAX_BYTES,
             });
         }
         let mut string = Self {
@@ -434,7 +434,11 @@ pub(crate) mod private {
             let length = self.len();
             match length <= most {
                 true => Ok(()),
-                false => Err(TooLongError { what, length, most }),
+                false => Err(TooLongError {
+                    what,
+                    length,
+                    max_length: most,
+                }),
             }
         }
 

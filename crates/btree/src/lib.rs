@@ -39,7 +39,7 @@ pub use config::{AccessDesign, ClientConfig, MAX_WINDOW, MIN_ENTRIES_PER_NODE, S
 pub use key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes, TooLongError};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
-pub use server::{BtreeService, RangeMover, ServerRuntime};
+pub use server::{BtreeService, RangeMover, ServerEnvironment};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };

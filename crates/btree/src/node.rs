@@ -12,7 +12,7 @@
 //! | 5 | high fence: all keys of the node are below it, unless the node has the flag [`FLAG_LAST_OF_LEVEL`] |
 //! | 6 | the right sibling's number, 0 for none |
 //! | 7 | the number of the node's tree |
-//! | from 8 | keys in ascending order, room for [`NodeShape::capacity`] of them |
+//! | from 8 | keys in ascending order, room for [`NodeShape::entry_capacity`] of them |
 //! | after the keys | values of a leaf; in an inner node the numbers of the children |
 //!
 //! Numbers take one word each. A byte string takes a slot of several words, which has room for the longest key or value
@@ -31,21 +31,21 @@ use crate::node_words::NodeWords;
 /// Words in front of the keys: one cache line.
 pub(crate) const HEADER_WORDS: usize = 8;
 /// Index of the lock word.
-pub(crate) const LOCK_WORD: usize = 0;
+pub(crate) const LOCK_WORD_INDEX: usize = 0;
 /// Index of the version word.
-pub(crate) const VERSION_WORD: usize = 1;
+pub(crate) const VERSION_WORD_INDEX: usize = 1;
 /// Index of the checksum word.
-pub(crate) const CHECKSUM_WORD: usize = 2;
+pub(crate) const CHECKSUM_WORD_INDEX: usize = 2;
 /// Index of the word with level, flags and count.
 pub(crate) const LEVEL_FLAGS_COUNT_INDEX: usize = 3;
 /// Index of the low fence.
-pub(crate) const LOW_FENCE_WORD: usize = 4;
+pub(crate) const LOW_FENCE_WORD_INDEX: usize = 4;
 /// Index of the high fence.
-pub(crate) const HIGH_FENCE_WORD: usize = 5;
+pub(crate) const HIGH_FENCE_WORD_INDEX: usize = 5;
 /// Index of the right sibling's number.
-pub(crate) const SIBLING_WORD: usize = 6;
+pub(crate) const SIBLING_WORD_INDEX: usize = 6;
 /// Index of the tree's number.
-pub(crate) const TREE_WORD: usize = 7;
+pub(crate) const TREE_WORD_INDEX: usize = 7;
 
 /// Flag: the node was merged into its left sibling and has no entries.
 pub(crate) const FLAG_DEAD: u64 = 1 << 16;
@@ -67,56 +67,60 @@ pub const MAX_NODE_BYTES: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeShape<T: KeyOrValue = u64> {
     /// Words of a node.
-    pub(crate) words: usize,
+    pub(crate) words_per_node: usize,
     /// The room for keys and values.
-    pub(crate) sizes: T::Sizes,
+    pub(crate) key_and_value_limits: T::Sizes,
 }
 
 impl<T: KeyOrValue> NodeShape<T> {
     /// Returns the index of the first key's slot.
     #[inline]
-    pub(crate) fn keys_index(self) -> usize {
+    pub(crate) fn first_key_word_index(self) -> usize {
         match T::IS_NUMBER {
             true => HEADER_WORDS,
-            false => HEADER_WORDS + 2 * self.sizes.key_words(),
+            false => HEADER_WORDS + 2 * self.key_and_value_limits.key_words(),
         }
     }
 
     /// Returns the indices of the low and the high fence.
     #[inline]
-    pub(crate) fn fence_indices(self) -> (usize, usize) {
+    pub(crate) fn fence_word_indices(self) -> (usize, usize) {
         match T::IS_NUMBER {
-            true => (LOW_FENCE_WORD, HIGH_FENCE_WORD),
-            false => (HEADER_WORDS, HEADER_WORDS + self.sizes.key_words()),
+            true => (LOW_FENCE_WORD_INDEX, HIGH_FENCE_WORD_INDEX),
+            false => (
+                HEADER_WORDS,
+                HEADER_WORDS + self.key_and_value_limits.key_words(),
+            ),
         }
     }
 
     /// Returns the words of a value in a leaf, or of a child's number in an inner node.
     #[inline]
-    pub(crate) fn payload_words(self, level: u16) -> usize {
+    pub(crate) fn words_per_payload(self, level: u16) -> usize {
         match level {
-            0 => self.sizes.value_words(),
+            0 => self.key_and_value_limits.value_words(),
             _ => 1,
         }
     }
 
     /// Returns the number of entries that fit into a node of this level.
     #[inline]
-    pub(crate) fn capacity(self, level: u16) -> usize {
-        self.words.saturating_sub(self.keys_index())
-            / (self.sizes.key_words() + self.payload_words(level))
+    pub(crate) fn entry_capacity(self, level: u16) -> usize {
+        self.words_per_node
+            .saturating_sub(self.first_key_word_index())
+            / (self.key_and_value_limits.key_words() + self.words_per_payload(level))
     }
 
     /// Returns the index of key `i`'s slot.
     #[inline]
-    pub(crate) fn key_index(self, i: usize) -> usize {
-        self.keys_index() + i * self.sizes.key_words()
+    pub(crate) fn key_word_index(self, i: usize) -> usize {
+        self.first_key_word_index() + i * self.key_and_value_limits.key_words()
     }
 
     /// Returns the index of value or child `i` in a node of this level.
     #[inline]
-    pub(crate) fn payload_index(self, level: u16, i: usize) -> usize {
-        self.key_index(self.capacity(level)) + i * self.payload_words(level)
+    pub(crate) fn payload_word_index(self, level: u16, i: usize) -> usize {
+        self.key_word_index(self.entry_capacity(level)) + i * self.words_per_payload(level)
     }
 }
 
@@ -153,33 +157,33 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     #[inline]
     pub(crate) fn shape(self) -> NodeShape<T> {
         NodeShape {
-            words: self.0.len(),
-            sizes: self.1,
+            words_per_node: self.0.len(),
+            key_and_value_limits: self.1,
         }
     }
 
     /// Returns the number of entries that fit into the node.
     #[inline]
-    pub(crate) fn capacity(self) -> usize {
-        self.shape().capacity(self.payload_level())
+    pub(crate) fn entry_capacity(self) -> usize {
+        self.shape().entry_capacity(self.level_for_payload_width())
     }
 
     /// Returns the number of entries below which the node is sparse.
     #[inline]
     pub(crate) fn min_entries(self) -> usize {
-        self.capacity().div_ceil(4)
+        self.entry_capacity().div_ceil(4)
     }
 
     /// Returns the level as far as it decides about the width of payloads: all nodes of numbers are alike.
     #[inline]
-    fn payload_level(self) -> u16 {
+    fn level_for_payload_width(self) -> u16 {
         if T::IS_NUMBER { 0 } else { self.level() }
     }
 
     /// Returns the number of entries, at most the capacity.
     #[inline]
     pub(crate) fn entry_count(self) -> usize {
-        ((self.0.word(LEVEL_FLAGS_COUNT_INDEX) & 0xffff) as usize).min(self.capacity())
+        ((self.0.word(LEVEL_FLAGS_COUNT_INDEX) & 0xffff) as usize).min(self.entry_capacity())
     }
 
     #[inline]
@@ -218,7 +222,11 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     #[inline]
     pub(crate) fn key(self, i: usize) -> T {
         let shape = self.shape();
-        T::load(self.0, shape.key_index(i), shape.sizes.key_words())
+        T::load(
+            self.0,
+            shape.key_word_index(i),
+            shape.key_and_value_limits.key_words(),
+        )
     }
 
     /// Returns a value of a leaf.
@@ -237,11 +245,11 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     /// Returns what belongs to key `i`: `T` in a leaf, a number in an inner node.
     #[inline]
     pub(crate) fn payload<P: KeyOrValue>(self, i: usize) -> P {
-        let (shape, level) = (self.shape(), self.payload_level());
+        let (shape, level) = (self.shape(), self.level_for_payload_width());
         P::load(
             self.0,
-            shape.payload_index(level, i),
-            shape.payload_words(level),
+            shape.payload_word_index(level, i),
+            shape.words_per_payload(level),
         )
     }
 
@@ -249,14 +257,24 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     #[inline]
     pub(crate) fn key_lower_bound(self) -> T {
         let shape = self.shape();
-        T::load(self.0, shape.fence_indices().0, shape.sizes.key_words())
+        T::load(
+            self.0,
+            shape.fence_word_indices().0,
+            shape.key_and_value_limits.key_words(),
+        )
     }
 
     /// Returns the exclusive upper bound of the node's keys; `None` if the node is the last of its level.
     #[inline]
     pub(crate) fn key_upper_bound(self) -> Option<T> {
         let shape = self.shape();
-        let bound = || T::load(self.0, shape.fence_indices().1, shape.sizes.key_words());
+        let bound = || {
+            T::load(
+                self.0,
+                shape.fence_word_indices().1,
+                shape.key_and_value_limits.key_words(),
+            )
+        };
         (!self.is_last_of_level()).then(bound)
     }
 
@@ -268,8 +286,8 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
         // The search has no branches on numbers: a mispredicted branch costs more than the load.
         while left > 0 {
             let half = left / 2;
-            let index = shape.key_index(from + half);
-            let above = key.is_at_least_slot(self.0, index, shape.sizes.key_words());
+            let index = shape.key_word_index(from + half);
+            let above = key.is_at_least_slot(self.0, index, shape.key_and_value_limits.key_words());
             from = if above { from + half + 1 } else { from };
             left = if above { left - half - 1 } else { half };
         }
@@ -290,16 +308,16 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     #[inline]
     pub(crate) fn next_walk_step(self, key: &T, tree: u64, level: u16) -> NextStep {
         let (header, key_words) = (self.0, self.1.key_words());
-        let (low, high) = self.shape().fence_indices();
+        let (low, high) = self.shape().fence_word_indices();
         if self.is_dead()
             || self.level() != level
-            || header.word(TREE_WORD) != tree
+            || header.word(TREE_WORD_INDEX) != tree
             || !key.is_at_least_slot(header, low, key_words)
         {
             return NextStep::Restart;
         }
         if !self.is_last_of_level() && key.is_at_least_slot(header, high, key_words) {
-            return match header.word(SIBLING_WORD) {
+            return match header.word(SIBLING_WORD_INDEX) {
                 0 => NextStep::Restart,
                 sibling => NextStep::Sibling(sibling),
             };
@@ -317,15 +335,15 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     pub(crate) fn checksum_of_words(self) -> u64 {
         let (shape, level, count) = (self.shape(), self.level(), self.entry_count());
         let header = [
-            VERSION_WORD,
+            VERSION_WORD_INDEX,
             LEVEL_FLAGS_COUNT_INDEX,
-            LOW_FENCE_WORD,
-            HIGH_FENCE_WORD,
-            SIBLING_WORD,
-            TREE_WORD,
+            LOW_FENCE_WORD_INDEX,
+            HIGH_FENCE_WORD_INDEX,
+            SIBLING_WORD_INDEX,
+            TREE_WORD_INDEX,
         ];
-        let fences_and_keys = HEADER_WORDS..shape.key_index(count);
-        let payloads = shape.payload_index(level, 0)..shape.payload_index(level, count);
+        let fences_and_keys = HEADER_WORDS..shape.key_word_index(count);
+        let payloads = shape.payload_word_index(level, 0)..shape.payload_word_index(level, count);
         let all = header.into_iter().chain(fences_and_keys).chain(payloads);
         all.fold(0, |sum: u64, i| {
             sum.wrapping_add(checksum_term(i, self.0.word(i)))
@@ -334,7 +352,7 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
 
     /// Returns true if all words in use are of one version.
     pub(crate) fn has_valid_checksum(self) -> bool {
-        self.checksum_of_words() == self.0.word(CHECKSUM_WORD)
+        self.checksum_of_words() == self.0.word(CHECKSUM_WORD_INDEX)
     }
 }
 
@@ -363,7 +381,11 @@ mod tests {
 
     fn entries_per_node(words: usize) -> usize {
         let sizes = NumberSizes;
-        NodeShape::<u64> { words, sizes }.capacity(0)
+        NodeShape::<u64> {
+            words_per_node: words,
+            key_and_value_limits: sizes,
+        }
+        .entry_capacity(0)
     }
 
     fn leaf(entries: &[(u64, u64)], words: usize) -> Vec<u64> {
@@ -374,9 +396,9 @@ mod tests {
             node[HEADER_WORDS + room + i] = *value;
         }
         node[LEVEL_FLAGS_COUNT_INDEX] = encode_level_flags_count(0, 0, entries.len());
-        node[HIGH_FENCE_WORD] = 1000;
-        node[SIBLING_WORD] = 9;
-        node[CHECKSUM_WORD] = number_node(&node).checksum_of_words();
+        node[HIGH_FENCE_WORD_INDEX] = 1000;
+        node[SIBLING_WORD_INDEX] = 9;
+        node[CHECKSUM_WORD_INDEX] = number_node(&node).checksum_of_words();
         node
     }
 
@@ -431,8 +453,8 @@ mod tests {
                 keys.insert(other);
             }
             let mut new = leaf(&entries(&keys), 64);
-            new[VERSION_WORD] = 1;
-            new[CHECKSUM_WORD] = number_node(&new).checksum_of_words();
+            new[VERSION_WORD_INDEX] = 1;
+            new[CHECKSUM_WORD_INDEX] = number_node(&new).checksum_of_words();
             prop_assert!(number_node(&old).has_valid_checksum() && number_node(&new).has_valid_checksum());
             let mixed: Vec<u64> = (0..64).map(|i| if from[i] { new[i] } else { old[i] }).collect();
             // Words that are not in use do not count.
@@ -452,7 +474,7 @@ mod tests {
         fn an_update_changes_the_sum_by_the_difference_of_terms(value in any::<u64>(), at in 0usize..3) {
             let mut words = leaf(&[(1, 10), (2, 20), (3, 30)], 32);
             let place = HEADER_WORDS + entries_per_node(32) + at;
-            let sum = words[CHECKSUM_WORD].wrapping_sub(checksum_term(place, words[place])).wrapping_add(checksum_term(place, value));
+            let sum = words[CHECKSUM_WORD_INDEX].wrapping_sub(checksum_term(place, words[place])).wrapping_add(checksum_term(place, value));
             words[place] = value;
             prop_assert_eq!(number_node(&words).checksum_of_words(), sum);
         }

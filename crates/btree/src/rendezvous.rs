@@ -59,7 +59,8 @@ pub struct ServerOffer {
     /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// A random number that changes when the server restarts and has lost its memory of sessions.
-    pub server: u64,
+    #[serde(rename = "server")]
+    pub incarnation: u64,
     /// The largest window that a client may request.
     pub max_window: usize,
     /// Number of workers: a client connects to all of them.
@@ -69,15 +70,20 @@ pub struct ServerOffer {
     /// Bytes of a node.
     pub node_bytes: usize,
     /// The limits of keys and values if they are byte strings; `None` if they are numbers.
-    pub strings: Option<StringSizes>,
+    #[serde(rename = "strings")]
+    pub string_limits: Option<StringSizes>,
     /// The longest message that the server sends, in bytes.
-    pub max_answer: usize,
+    #[serde(rename = "max_answer")]
+    pub max_answer_bytes: usize,
     /// The layout of request slots.
-    pub layout: rpc::herd::RequestRegionLayout,
+    #[serde(rename = "layout")]
+    pub request_region_layout: rpc::herd::RequestRegionLayout,
     /// True if clients may READ nodes.
-    pub reads: bool,
+    #[serde(rename = "reads")]
+    pub allows_reads: bool,
     /// True if clients may lock and WRITE leaves.
-    pub writes: bool,
+    #[serde(rename = "writes")]
+    pub allows_writes: bool,
 }
 
 /// The client's message.
@@ -86,15 +92,18 @@ pub struct Hello {
     /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The session's name: a random number that stays the same when the client reconnects.
-    pub session: u64,
+    #[serde(rename = "session")]
+    pub session_id: u64,
     /// Largest number of outstanding requests.
     pub window: usize,
     /// The longest message that the client can receive, in bytes.
-    pub answer: usize,
+    #[serde(rename = "answer")]
+    pub max_answer_bytes: usize,
     /// The client's queue pairs for each worker.
     pub lanes: Vec<LaneHello>,
     /// The RC queue pair by which the client READs nodes, if any.
-    pub rc: Option<QpEndpoint>,
+    #[serde(rename = "rc")]
+    pub read_qp: Option<QpEndpoint>,
 }
 
 /// A client's queue pairs for one worker.
@@ -112,39 +121,47 @@ pub struct Accepted {
     /// The server's side of each lane.
     pub lanes: Vec<LaneAccepted>,
     /// The memory that the client may READ, if it asked for READs.
-    pub memory: Option<RemoteNodes>,
+    #[serde(rename = "memory")]
+    pub remote_nodes: Option<RemoteNodes>,
 }
 
 /// The server's side of one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneAccepted {
     /// The server's UC queue pair for this client.
-    pub endpoint: QpEndpoint,
+    #[serde(rename = "endpoint")]
+    pub server_uc_qp: QpEndpoint,
     /// This client's request slots.
-    pub slots: RemoteMemory,
+    #[serde(rename = "slots")]
+    pub request_slots: RemoteMemory,
     /// The layout of the request slots.
-    pub layout: rpc::herd::RequestRegionLayout,
+    #[serde(rename = "layout")]
+    pub request_region_layout: rpc::herd::RequestRegionLayout,
 }
 
 /// The nodes that a client READs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteNodes {
     /// The server's RC queue pair for this client.
-    pub endpoint: QpEndpoint,
+    #[serde(rename = "endpoint")]
+    pub server_rc_qp: QpEndpoint,
     /// The memory with the header and all nodes.
     pub nodes: RemoteMemory,
     /// The parameters for changing leaves, if the client may change them.
-    pub writes: Option<LeafWriteParameters>,
+    #[serde(rename = "writes")]
+    pub write_parameters: Option<LeafWriteParameters>,
 }
 
 /// The parameters for a client that changes leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeafWriteParameters {
     /// The client's owner number in lock words.
-    pub owner: u32,
+    #[serde(rename = "owner")]
+    pub lock_owner: u32,
     /// Milliseconds that the client may hold a lock while others wait for it.
     pub lease_ms: u16,
     /// The memory of the client's redo entries, one for each request of its window. The client writes a change there
     /// before it changes the leaf.
-    pub redo: RemoteMemory,
+    #[serde(rename = "redo")]
+    pub redo_entries: RemoteMemory,
 }

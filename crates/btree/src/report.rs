@@ -10,21 +10,26 @@ pub struct ServerStats {
     /// GETs that were answered.
     pub gets: u64,
     /// GETs that found their key.
-    pub hits: u64,
+    #[serde(rename = "hits")]
+    pub get_hits: u64,
     /// SCANs that were answered; a SCAN that the client continues counts again.
     pub scans: u64,
     /// Entries in answers to SCANs.
-    pub scanned: u64,
+    #[serde(rename = "scanned")]
+    pub scanned_entries: u64,
     /// Changes that were made, and changes whose condition did not hold.
     pub changes: u64,
     /// Changes that arrived again and were not executed a second time.
-    pub repeated: u64,
+    #[serde(rename = "repeated")]
+    pub repeated_changes: u64,
     /// Malformed requests.
     pub bad_requests: u64,
     /// Requests that were refused because a node was locked for too long or its keys were being handed over.
-    pub busy: u64,
+    #[serde(rename = "busy")]
+    pub busy_refusals: u64,
     /// Messages that carried answers.
-    pub answers: u64,
+    #[serde(rename = "answers")]
+    pub answer_messages: u64,
     /// Doorbells for answers.
     pub doorbells: u64,
     /// Number of clients that are connected.
@@ -37,7 +42,8 @@ pub struct ServerStats {
     pub recovered_locks: u64,
     /// Clients whose access was revoked because they held a lock for too long.
     #[serde(default)]
-    pub expelled: u64,
+    #[serde(rename = "expelled")]
+    pub expelled_clients: u64,
     /// Entries that this server took over from others.
     #[serde(default)]
     pub taken_entries: u64,

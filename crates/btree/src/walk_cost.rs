@@ -51,19 +51,19 @@ pub struct TreeSize {
 /// The cache lines of a node.
 #[derive(Debug, Clone, Copy)]
 struct NodeLines {
-    entries: u64,
+    entry_count: u64,
     /// Lines in front of the keys.
-    header: u64,
-    keys: u64,
+    header_lines: u64,
+    key_lines: u64,
     /// Values, or numbers of children.
-    values: u64,
+    value_lines: u64,
     /// Lines of one value.
-    of_one_value: u64,
+    lines_per_value: u64,
 }
 
 impl NodeLines {
-    fn of<T: KeyOrValue>(node: NodeShape<T>, level: u16, fill: f64) -> Self {
-        let room = node.capacity(level);
+    fn of_node<T: KeyOrValue>(node: NodeShape<T>, level: u16, fill: f64) -> Self {
+        let room = node.entry_capacity(level);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -74,23 +74,23 @@ impl NodeLines {
         // As after a bulk load.
         let entries = entries.max(if level == 0 { 1 } else { 2 });
         let lines = |words: usize| (entries * words as u64).div_ceil(WORDS_PER_LINE);
-        let value_words = node.payload_words(level);
+        let value_words = node.words_per_payload(level);
         Self {
-            entries,
-            header: (node.keys_index() as u64).div_ceil(WORDS_PER_LINE),
-            keys: lines(node.sizes.key_words()),
-            values: lines(value_words),
-            of_one_value: (value_words as u64).div_ceil(WORDS_PER_LINE),
+            entry_count: entries,
+            header_lines: (node.first_key_word_index() as u64).div_ceil(WORDS_PER_LINE),
+            key_lines: lines(node.key_and_value_limits.key_words()),
+            value_lines: lines(value_words),
+            lines_per_value: (value_words as u64).div_ceil(WORDS_PER_LINE),
         }
     }
 
     /// Returns the lines in which a key begins.
-    fn first_of_keys(&self) -> u64 {
-        self.keys.min(self.entries)
+    fn lines_where_keys_begin(&self) -> u64 {
+        self.key_lines.min(self.entry_count)
     }
 
-    fn all(&self) -> u64 {
-        self.header + self.keys + self.values
+    fn total_lines(&self) -> u64 {
+        self.header_lines + self.key_lines + self.value_lines
     }
 }
 
@@ -100,17 +100,29 @@ impl TreeSize {
         match self.strings {
             None => {
                 let sizes = NumberSizes;
-                NodeLines::of(NodeShape::<u64> { words, sizes }, level, self.fill)
+                NodeLines::of_node(
+                    NodeShape::<u64> {
+                        words_per_node: words,
+                        key_and_value_limits: sizes,
+                    },
+                    level,
+                    self.fill,
+                )
             }
-            Some(sizes) => {
-                NodeLines::of(NodeShape::<ByteString> { words, sizes }, level, self.fill)
-            }
+            Some(sizes) => NodeLines::of_node(
+                NodeShape::<ByteString> {
+                    words_per_node: words,
+                    key_and_value_limits: sizes,
+                },
+                level,
+                self.fill,
+            ),
         }
     }
 
     /// Returns the number of entries of a node of this level; leaves are level 0.
     pub fn entries_per_node(&self, level: u16) -> u64 {
-        self.node_lines(level).entries
+        self.node_lines(level).entry_count
     }
 
     /// Returns the number of nodes of each level, from the leaves up to the root.
@@ -170,12 +182,12 @@ pub struct WalkCost {
     /// Time of a walk's comparisons on the core.
     comparison_time_per_walk: Duration,
     /// The lines of a leaf.
-    leaf: NodeLines,
+    leaf_lines: NodeLines,
 }
 
 impl WalkCost {
     /// Computes the cost for a tree. Walks of a batch are interleaved in the first `interleaved_levels` levels.
-    pub fn of(shape: &TreeSize, interleaved_levels: usize) -> Self {
+    pub fn of_tree(shape: &TreeSize, interleaved_levels: usize) -> Self {
         let levels = shape.nodes_per_level();
         let (mut sequential, mut interleaved) = (Vec::new(), Vec::new());
         let (mut all_lines, mut steps) = (0, 0);
@@ -189,8 +201,8 @@ impl WalkCost {
                 interleaved.extend_from_slice(&single);
             }
             sequential.extend(single);
-            all_lines += nodes * node.all();
-            steps += u64::from(node.entries.ilog2() + 1);
+            all_lines += nodes * node.total_lines();
+            steps += u64::from(node.entry_count.ilog2() + 1);
         }
         set_working_sets(&mut sequential);
         set_working_sets(&mut interleaved);
@@ -199,7 +211,7 @@ impl WalkCost {
             lines_of_interleaved_walks: interleaved,
             tree_bytes: all_lines * CACHE_LINE_BYTES,
             comparison_time_per_walk: Duration::from_nanos(SEARCH_STEP_NS * steps),
-            leaf: shape.node_lines(0),
+            leaf_lines: shape.node_lines(0),
         }
     }
 
@@ -224,16 +236,20 @@ impl WalkCost {
 
     /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
     pub(crate) fn charge_scan(&self, entries: usize) {
-        let leaf = &self.leaf;
-        let lines = |of_leaf: u64| (entries as u64 * of_leaf).div_ceil(leaf.entries);
-        let lines = lines(leaf.keys) + lines(leaf.values);
+        let leaf = &self.leaf_lines;
+        let lines = |of_leaf: u64| (entries as u64 * of_leaf).div_ceil(leaf.entry_count);
+        let lines = lines(leaf.key_lines) + lines(leaf.value_lines);
         time::charge_cache_lines(self.tree_bytes, 1, lines);
     }
 
     /// Charges the calling core for changing an entry of the leaf that its walk reached: it moves entries and
     /// recomputes the checksum.
     pub(crate) fn charge_change(&self) {
-        time::charge_cache_lines(self.tree_bytes, 1, self.leaf.keys + self.leaf.values);
+        time::charge_cache_lines(
+            self.tree_bytes,
+            1,
+            self.leaf_lines.key_lines + self.leaf_lines.value_lines,
+        );
     }
 }
 
@@ -246,9 +262,9 @@ fn lines_without_prefetch(nodes: u64, node: NodeLines) -> Vec<CacheLineGroup> {
         is_prefetched: false,
         working_set_bytes: 0,
     };
-    let mut groups = vec![group(1, node.header, node.header)];
+    let mut groups = vec![group(1, node.header_lines, node.header_lines)];
     // When half of the keys are left, consecutive search steps are within a line or two of each other.
-    let searched = node.first_of_keys();
+    let searched = node.lines_where_keys_begin();
     let (mut choices, mut counted) = (1, 0);
     while choices < searched {
         groups.push(group(choices, choices.min(searched - counted), 1));
@@ -256,14 +272,14 @@ fn lines_without_prefetch(nodes: u64, node: NodeLines) -> Vec<CacheLineGroup> {
         choices *= 2;
     }
     groups.push(group(searched, searched - counted, 1));
-    let values = node.values.div_ceil(node.of_one_value);
-    groups.push(group(values, node.values, node.of_one_value));
+    let values = node.value_lines.div_ceil(node.lines_per_value);
+    groups.push(group(values, node.value_lines, node.lines_per_value));
     groups
 }
 
 /// Returns the lines of one visit to a level of `nodes` nodes whose header and keys were prefetched.
 fn lines_with_prefetch(nodes: u64, node: NodeLines, is_leaf: bool) -> [CacheLineGroup; 2] {
-    let fetched = node.header + node.keys;
+    let fetched = node.header_lines + node.key_lines;
     [
         CacheLineGroup {
             walks_per_touch: nodes,
@@ -273,9 +289,9 @@ fn lines_with_prefetch(nodes: u64, node: NodeLines, is_leaf: bool) -> [CacheLine
             working_set_bytes: 0,
         },
         CacheLineGroup {
-            walks_per_touch: nodes * node.values.div_ceil(node.of_one_value),
-            line_count: nodes * node.values,
-            lines_per_walk: node.of_one_value,
+            walks_per_touch: nodes * node.value_lines.div_ceil(node.lines_per_value),
+            line_count: nodes * node.value_lines,
+            lines_per_walk: node.lines_per_value,
             is_prefetched: is_leaf,
             working_set_bytes: 0,
         },
@@ -370,7 +386,7 @@ mod tests {
             let node = 1 + 2 * shape.entries_per_node(0).div_ceil(WORDS_PER_LINE);
             let all = shape.nodes_per_level().iter().sum::<u64>() * node * CACHE_LINE_BYTES;
             for together in [0, 2, 5] {
-                let cost = WalkCost::of(&shape, together);
+                let cost = WalkCost::of_tree(&shape, together);
                 let last =
                     |groups: &[CacheLineGroup]| groups.last().expect("some").working_set_bytes;
                 assert_eq!(last(&cost.lines_of_sequential_walks), all);
@@ -382,7 +398,7 @@ mod tests {
 
     #[test]
     fn hot_lines_have_small_working_sets() {
-        let cost = WalkCost::of(&shape(1_000_000, 2048), 5);
+        let cost = WalkCost::of_tree(&shape(1_000_000, 2048), 5);
         assert_eq!(
             cost.lines_of_sequential_walks[0].working_set_bytes,
             CACHE_LINE_BYTES
@@ -407,12 +423,17 @@ mod tests {
         );
         let leaf = shape.node_lines(0);
         assert_eq!(
-            (leaf.header, leaf.keys, leaf.values, leaf.of_one_value),
+            (
+                leaf.header_lines,
+                leaf.key_lines,
+                leaf.value_lines,
+                leaf.lines_per_value
+            ),
             (2, 7, 23, 2)
         );
         let (strings, numbers) = (
-            WalkCost::of(&shape, 2),
-            WalkCost::of(&self::shape(1_000_000, 2048), 2),
+            WalkCost::of_tree(&shape, 2),
+            WalkCost::of_tree(&self::shape(1_000_000, 2048), 2),
         );
         assert!(strings.tree_bytes > 8 * numbers.tree_bytes);
         let lines = |cost: &WalkCost| -> u64 {

@@ -11,11 +11,11 @@
 //! | from 8 on | key |
 //! | then | PUT, INSERT, UPDATE: value; otherwise the end of the range, if the range has one |
 //!
-//! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE`] in bit 9. If a
+//! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE_ENTRIES`] in bit 9. If a
 //! GET found its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's first
 //! entry, and bits 47..32 the number of all entries of the answer. The key at which to continue follows, then the
 //! entries: key and value of each. The answer to LOAD has the same form. An answer with status `Moved` has the first
-//! key, the end (an empty one without flag `FLAG_MORE`) and the owner of the range. The answer to CEDE has the version of the handover in bits
+//! key, the end (an empty one without flag `FLAG_MORE_ENTRIES`) and the owner of the range. The answer to CEDE has the version of the handover in bits
 //! 63..16.
 
 use crate::key_or_value::private::{Sizes, Stored};
@@ -33,14 +33,14 @@ pub(crate) fn max_answer_bytes<T: KeyOrValue>() -> usize {
 }
 
 /// Returns the largest number of messages in the answer to LOAD.
-pub(crate) fn load_report_messages<T: KeyOrValue>() -> u32 {
+pub(crate) fn max_load_report_messages<T: KeyOrValue>() -> u32 {
     if T::IS_NUMBER { 1 } else { MAX_SCAN_MESSAGES }
 }
 
 /// Flag: the key was present.
 pub(crate) const FLAG_FOUND: u64 = 1 << 8;
 /// Flag: more entries may follow.
-pub(crate) const FLAG_MORE: u64 = 1 << 9;
+pub(crate) const FLAG_MORE_ENTRIES: u64 = 1 << 9;
 
 const OPCODE_GET: u8 = 1;
 const OPCODE_PUT: u8 = 2;
@@ -72,7 +72,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    fn of(word: u64) -> Option<Self> {
+    fn from_first_word(word: u64) -> Option<Self> {
         [
             Self::Ok,
             Self::StoreFull,
@@ -281,7 +281,7 @@ impl<T: KeyOrValue> Op<T> {
 
 /// Returns the key and the tree of a request, so that a worker can start its walk before decoding the request.
 #[inline]
-pub(crate) fn key_and_tree_of<T: KeyOrValue>(bytes: &[u8]) -> Option<(T, u8)> {
+pub(crate) fn key_and_tree_of_request<T: KeyOrValue>(bytes: &[u8]) -> Option<(T, u8)> {
     let key = T::decode(&mut bytes.get(REQUEST_HEADER_BYTES..)?)?;
     Some((key, bytes[1]))
 }
@@ -336,7 +336,7 @@ pub(crate) fn version_in_first_word(word: u64) -> u64 {
 /// Encodes an answer with status `Moved`.
 pub(crate) fn encode_moved_answer<T: KeyOrValue>(moved: &MovedRange<T>) -> Vec<u8> {
     let more = if moved.end_key.is_some() {
-        FLAG_MORE
+        FLAG_MORE_ENTRIES
     } else {
         0
     };
@@ -347,9 +347,9 @@ pub(crate) fn encode_moved_answer<T: KeyOrValue>(moved: &MovedRange<T>) -> Vec<u
     bytes
 }
 
-/// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and [`FLAG_MORE`].
+/// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and [`FLAG_MORE_ENTRIES`].
 pub(crate) fn scan_message_first_word(first: usize, count: usize, more: bool) -> u64 {
-    let flag = if more { FLAG_MORE } else { 0 };
+    let flag = if more { FLAG_MORE_ENTRIES } else { 0 };
     flag | (first as u64 & 0xffff) << 16 | (count as u64 & 0xffff) << 32
 }
 
@@ -366,7 +366,7 @@ pub(crate) struct Answer<'a, T: KeyOrValue = u64> {
     /// The value, or the key at which to continue.
     pub(crate) value_or_next_key: T,
     /// The bytes after it: the entries of a SCAN.
-    pub(crate) entry_bytes: &'a [u8],
+    pub(crate) encoded_entries: &'a [u8],
 }
 
 impl<'a, T: KeyOrValue> Answer<'a, T> {
@@ -379,19 +379,19 @@ impl<'a, T: KeyOrValue> Answer<'a, T> {
         let value_or_next_key = T::decode(&mut rest).unwrap_or_default();
         Some(Self {
             first_word: word,
-            status: Status::of(word)?,
+            status: Status::from_first_word(word)?,
             found: word & FLAG_FOUND != 0,
-            has_more_entries: word & FLAG_MORE != 0,
+            has_more_entries: word & FLAG_MORE_ENTRIES != 0,
             first_entry_number: (word >> 16 & 0xffff) as usize,
             total_entries: (word >> 32 & 0xffff) as usize,
             value_or_next_key,
-            entry_bytes: rest,
+            encoded_entries: rest,
         })
     }
 
     /// Returns the range of keys that moved and its owner, from an answer with [`Status::Moved`].
     pub(crate) fn moved_range(&self) -> MovedRange<T> {
-        let mut rest = self.entry_bytes;
+        let mut rest = self.encoded_entries;
         let end = T::decode(&mut rest).unwrap_or_default();
         let owner = u64::decode(&mut rest).unwrap_or_default();
         MovedRange {
@@ -403,7 +403,7 @@ impl<'a, T: KeyOrValue> Answer<'a, T> {
 
     /// Returns the entries of a SCAN message.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (T, T)> {
-        let mut rest = self.entry_bytes;
+        let mut rest = self.encoded_entries;
         std::iter::from_fn(move || Some((T::decode(&mut rest)?, T::decode(&mut rest)?)))
     }
 }
@@ -453,7 +453,7 @@ mod tests {
             let (bytes, length) = op.encode(tree, number);
             prop_assert!(length <= max_request_bytes(NumberSizes));
             prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
-            prop_assert_eq!(key_and_tree_of(&bytes[..length]), Some((op.key(), tree)));
+            prop_assert_eq!(key_and_tree_of_request(&bytes[..length]), Some((op.key(), tree)));
         }
 
         #[test]
@@ -473,14 +473,14 @@ mod tests {
             let (bytes, length) = op.encode(tree, number);
             prop_assert!(length <= max_request_bytes(sizes));
             prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
-            prop_assert_eq!(key_and_tree_of(&bytes[..length]), Some((key, tree)));
+            prop_assert_eq!(key_and_tree_of_request(&bytes[..length]), Some((key, tree)));
             let shorter = StringSizes { key_bytes: key.len().saturating_sub(1), ..sizes };
             prop_assert_eq!(op.check_lengths(shorter).is_err(), !key.is_empty() || kind == 4 && !other.is_empty());
         }
 
         #[test]
         fn who_has_keys_is_told(from: u64, end: Option<u64>, server: u16, version in 0u64..1 << 48) {
-            let moved = MovedRange { first_key: from, end_key: end, owner: RangeOwner { server, version } };
+            let moved = MovedRange { first_key: from, end_key: end, owner: RangeOwner { server_number: server, version } };
             let bytes = encode_moved_answer(&moved);
             let answer = Answer::decode(&bytes).expect("an answer");
             prop_assert_eq!(answer.status, Status::Moved);
@@ -495,7 +495,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read(bytes in vec(any::<u8>(), 0..80)) {
             let _ = Op::<u64>::decode(&bytes);
-            let _ = key_and_tree_of::<u64>(&bytes);
+            let _ = key_and_tree_of_request::<u64>(&bytes);
             if let Some(answer) = Answer::<u64>::decode(&bytes) {
                 prop_assert!(answer.entries().count() <= bytes.len() / 16);
                 let _ = answer.moved_range();

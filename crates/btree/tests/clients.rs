@@ -18,8 +18,8 @@ fn server_with(keys: u64, node_bytes: usize, workers: usize, remote_writes: bool
     let config = ServerConfig {
         remote_writes,
         // The scheduler may stop a client thread that holds a lock for longer than a usual lease.
-        lease_ms: 20_000,
-        keys: 4 * keys + 10_000,
+        lock_lease_ms: 20_000,
+        key_capacity: 4 * keys + 10_000,
         node_bytes,
         trees: 2,
         workers,
@@ -127,7 +127,7 @@ fn answers_are_right_while_clients_change_the_tree_themselves() {
     let changes = all_are_right_while_it_changes(&server);
     let stats = server.stats();
     assert!(stats.changes < changes * 9 / 10, "{changes}, {stats:?}");
-    assert_eq!(stats.expelled, 0);
+    assert_eq!(stats.expelled_clients, 0);
 }
 
 /// Returns the number of changes that clients made.
@@ -144,7 +144,7 @@ fn all_are_right_while_it_changes(server: &Server) -> u64 {
             scope.spawn(move || {
                 let config = ClientConfig {
                     // One client has no cache, the others a cache that is too small for all inner nodes.
-                    cache_nodes: if seed == 2 { 0 } else { 20 },
+                    max_cached_nodes: if seed == 2 { 0 } else { 20 },
                     window: 16,
                     ..config(server, access)
                 };
@@ -152,20 +152,21 @@ fn all_are_right_while_it_changes(server: &Server) -> u64 {
                 let workload = Workload {
                     keys: 300,
                     popularity: Popularity::Zipf(0.5),
-                    updates: 0.1,
-                    inserts: 0.4,
-                    own_lookups: 0.2,
-                    scans: 0.1,
+                    update_fraction: 0.1,
+                    insert_fraction: 0.4,
+                    own_lookup_fraction: 0.2,
+                    scan_fraction: 0.1,
                     scan_length: 200,
-                    scans_vary: true,
-                    read_updates: 0.05,
+                    has_random_scan_lengths: true,
+                    read_update_fraction: 0.05,
                     ..Workload::default()
                 };
                 let until = LoadEnd::Count(20_000);
                 let report = load::run(&mut pipeline, &workload, until, seed).expect("goes on");
                 assert!(report.has_no_wrong_answers(), "{access}: {report:?}");
                 assert!(
-                    report.verified > 5_000 && report.lost + report.full == 0,
+                    report.checked_answers > 5_000
+                        && report.unanswered_requests + report.changes_refused_as_full == 0,
                     "{report:?}"
                 );
                 counted.fetch_add(report.changes, std::sync::atomic::Ordering::Relaxed);
@@ -219,13 +220,16 @@ fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back(
         assert_eq!(reader.get(1, i).expect("answered"), Some(i));
     }
     let stats = reader.stats();
-    assert!(stats.stale > 0 && stats.by_reads > 0, "{stats:?}");
+    assert!(
+        stats.walks_at_wrong_node > 0 && stats.requests_begun_by_reads > 0,
+        "{stats:?}"
+    );
 }
 
 #[test]
 fn a_full_store_says_so_and_a_server_that_comes_back_is_found() {
     let small = ServerConfig {
-        keys: 1000,
+        key_capacity: 1000,
         node_bytes: 256,
         ..ServerConfig::default()
     };
@@ -262,10 +266,10 @@ fn byte_strings_are_right_while_the_tree_changes() {
         };
         let strings = NumberStrings::new(sizes).expect("long enough");
         let config = ServerConfig {
-            sizes,
+            key_and_value_limits: sizes,
             remote_writes,
-            lease_ms: 20_000,
-            keys: 20_000,
+            lock_lease_ms: 20_000,
+            key_capacity: 20_000,
             node_bytes: sizes.suggested_node_bytes(),
             ..ServerConfig::default()
         };
@@ -287,26 +291,27 @@ fn byte_strings_are_right_while_the_tree_changes() {
                         server,
                         access,
                         window: 16,
-                        cache_nodes: 20,
+                        max_cached_nodes: 20,
                         ..ClientConfig::default()
                     };
                     let pipeline = PipelinedClient::connect(config).expect("connects");
                     let mut client = NumberedClient::new(pipeline, strings);
                     let workload = Workload {
                         keys: 300,
-                        updates: 0.1,
-                        inserts: 0.4,
-                        own_lookups: 0.2,
-                        scans: 0.05,
+                        update_fraction: 0.1,
+                        insert_fraction: 0.4,
+                        own_lookup_fraction: 0.2,
+                        scan_fraction: 0.05,
                         scan_length: 150,
-                        scans_vary: true,
+                        has_random_scan_lengths: true,
                         ..Workload::default()
                     };
                     let until = LoadEnd::Count(8_000);
                     let report = load::run(&mut client, &workload, until, seed).expect("goes on");
                     assert!(report.has_no_wrong_answers(), "{access}: {report:?}");
                     assert!(
-                        report.verified > 2_000 && report.lost + report.full == 0,
+                        report.checked_answers > 2_000
+                            && report.unanswered_requests + report.changes_refused_as_full == 0,
                         "{report:?}"
                     );
                 });
@@ -319,7 +324,7 @@ fn byte_strings_are_right_while_the_tree_changes() {
             stats.tree.splits > 20 && stats.tree.merges >= merges,
             "{stats:?}"
         );
-        assert_eq!((stats.bad_requests, stats.expelled), (0, 0));
+        assert_eq!((stats.bad_requests, stats.expelled_clients), (0, 0));
     }
 }
 
@@ -330,7 +335,7 @@ fn strings_of_any_length_are_stored_and_longer_ones_refused() {
         value_bytes: 20,
     };
     let server = Server::<ByteString>::start(ServerConfig {
-        sizes,
+        key_and_value_limits: sizes,
         ..ServerConfig::default()
     })
     .expect("starts");
@@ -379,7 +384,7 @@ fn strings_of_any_length_are_stored_and_longer_ones_refused() {
     }
     let other = Client::<u64>::connect(config(AccessDesign::Rpc)).expect_err("other keys");
     assert!(
-        matches!(other, ClientError::OtherKeys(Some(s)) if s == sizes),
+        matches!(other, ClientError::OtherKeyType(Some(s)) if s == sizes),
         "{other}"
     );
     let numbers = Server::<u64>::start(ServerConfig::default()).expect("starts");
@@ -388,7 +393,7 @@ fn strings_of_any_length_are_stored_and_longer_ones_refused() {
         ..ClientConfig::default()
     };
     let other = Client::<ByteString>::connect(config).expect_err("other keys");
-    assert!(matches!(other, ClientError::OtherKeys(None)), "{other}");
+    assert!(matches!(other, ClientError::OtherKeyType(None)), "{other}");
 }
 
 #[test]
@@ -398,7 +403,7 @@ fn nodes_that_are_too_small_for_their_strings_are_refused() {
         value_bytes: 256,
     };
     let config = ServerConfig {
-        sizes,
+        key_and_value_limits: sizes,
         node_bytes: 2048,
         ..ServerConfig::default()
     };

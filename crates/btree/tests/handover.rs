@@ -92,9 +92,9 @@ fn server<T: Keys>(
 ) -> Server<T> {
     let config = ServerConfig {
         listen: addresses[usize::from(server_number)].clone(),
-        keys: 6 * keys + 10_000,
+        key_capacity: 6 * keys + 10_000,
         node_bytes: T::NODE_BYTES,
-        sizes: T::SIZES,
+        key_and_value_limits: T::SIZES,
         splits: vec![T::key(stable_key(split))],
         server_number,
         servers: addresses.to_vec(),
@@ -185,12 +185,12 @@ fn move_ranges_under_load<T: Keys>() {
                     let workload = Workload {
                         keys: KEYS,
                         popularity: Popularity::Uniform,
-                        updates: 0.1,
-                        inserts: 0.3,
-                        own_lookups: 0.2,
-                        scans: 0.1,
+                        update_fraction: 0.1,
+                        insert_fraction: 0.3,
+                        own_lookup_fraction: 0.2,
+                        scan_fraction: 0.1,
                         scan_length: 300,
-                        scans_vary: true,
+                        has_random_scan_lengths: true,
                         ..Workload::default()
                     };
                     let mut rounds = 0;
@@ -202,7 +202,11 @@ fn move_ranges_under_load<T: Keys>() {
                         let report = report.expect("goes on");
                         drop(client);
                         assert!(report.has_no_wrong_answers(), "{access}: {report:?}");
-                        assert_eq!(report.lost + report.full, 0, "{report:?}");
+                        assert_eq!(
+                            report.unanswered_requests + report.changes_refused_as_full,
+                            0,
+                            "{report:?}"
+                        );
                         rounds += 1;
                     }
                     router.redirected_requests()
@@ -447,7 +451,7 @@ fn a_taker_refuses_a_giver_with_other_sizes() {
     };
     let config = ServerConfig {
         listen: addresses[1].clone(),
-        sizes,
+        key_and_value_limits: sizes,
         splits: vec![ByteString::key(stable_key(150))],
         server_number: 1,
         servers: addresses.to_vec(),

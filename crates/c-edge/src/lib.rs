@@ -26,7 +26,7 @@ pub trait Arg {
 
     /// The address of a handle, for a plan of faults; 0 of anything else.
     #[inline(always)]
-    fn address(_c: &Self::C) -> usize {
+    fn handle_address(_c: &Self::C) -> usize {
         0
     }
 }
@@ -40,7 +40,7 @@ pub trait Ret {
     fn into_c(self) -> Self::C;
 
     /// A call that is refused with `errno`; `None` where its result can say nothing of the kind.
-    fn refused(_errno: c_int) -> Option<Self>
+    fn refused_with_errno(_errno: c_int) -> Option<Self>
     where
         Self: Sized,
     {
@@ -49,7 +49,7 @@ pub trait Ret {
 
     /// The errno of a call that failed; `None` where it succeeded, or where its result can say nothing of the kind.
     #[inline(always)]
-    fn errno(&self) -> Option<c_int> {
+    fn errno_if_failed(&self) -> Option<c_int> {
         None
     }
 }
@@ -83,7 +83,7 @@ impl<T> Arg for *mut T {
     unsafe fn from_c(c: Self) -> Self {
         c
     }
-    fn address(c: &Self) -> usize {
+    fn handle_address(c: &Self) -> usize {
         c.addr()
     }
 }
@@ -245,14 +245,14 @@ pub fn set_errno(errno: c_int) {
 /// 0, or an errno.
 impl Ret for Result<(), c_int> {
     type C = c_int;
-    fn errno(&self) -> Option<c_int> {
+    fn errno_if_failed(&self) -> Option<c_int> {
         self.err()
     }
     #[inline(always)]
     fn into_c(self) -> c_int {
         self.err().unwrap_or(0)
     }
-    fn refused(errno: c_int) -> Option<Self> {
+    fn refused_with_errno(errno: c_int) -> Option<Self> {
         Some(Err(errno))
     }
 }
@@ -260,7 +260,7 @@ impl Ret for Result<(), c_int> {
 /// A pointer, or NULL with errno.
 impl<T> Ret for Result<*mut T, c_int> {
     type C = *mut T;
-    fn errno(&self) -> Option<c_int> {
+    fn errno_if_failed(&self) -> Option<c_int> {
         self.err()
     }
     #[inline(always)]
@@ -270,7 +270,7 @@ impl<T> Ret for Result<*mut T, c_int> {
             std::ptr::null_mut()
         })
     }
-    fn refused(errno: c_int) -> Option<Self> {
+    fn refused_with_errno(errno: c_int) -> Option<Self> {
         Some(Err(errno))
     }
 }
@@ -281,7 +281,7 @@ pub struct OrMinusOne(pub Result<c_int, c_int>);
 
 impl Ret for OrMinusOne {
     type C = c_int;
-    fn errno(&self) -> Option<c_int> {
+    fn errno_if_failed(&self) -> Option<c_int> {
         self.0.err()
     }
     fn into_c(self) -> c_int {
@@ -290,7 +290,7 @@ impl Ret for OrMinusOne {
             -1
         })
     }
-    fn refused(errno: c_int) -> Option<Self> {
+    fn refused_with_errno(errno: c_int) -> Option<Self> {
         Some(Self(Err(errno)))
     }
 }
@@ -340,7 +340,7 @@ macro_rules! or_minus_one {
                     }
                 }
             }
-            fn refused(errno: c_int) -> Option<Self> {
+            fn refused_with_errno(errno: c_int) -> Option<Self> {
                 Some(Err(Errno(errno)))
             }
         }
@@ -355,7 +355,7 @@ impl Ret for Result<(), Errno> {
     fn into_c(self) -> c_int {
         self.map(|()| 0).into_c()
     }
-    fn refused(errno: c_int) -> Option<Self> {
+    fn refused_with_errno(errno: c_int) -> Option<Self> {
         Some(Err(Errno(errno)))
     }
 }
@@ -366,7 +366,7 @@ impl<T> Ret for Result<*mut T, Errno> {
     fn into_c(self) -> *mut T {
         self.map_err(|Errno(errno)| errno).into_c()
     }
-    fn refused(errno: c_int) -> Option<Self> {
+    fn refused_with_errno(errno: c_int) -> Option<Self> {
         Some(Err(Errno(errno)))
     }
 }
@@ -452,7 +452,7 @@ mod tests {
             (Err::<u64, _>(Errno(libc::EPERM)).into_c(), errno()),
             (-1, libc::EPERM)
         );
-        let refused: Option<Result<*mut u8, Errno>> = Ret::refused(libc::ENOMEM);
+        let refused: Option<Result<*mut u8, Errno>> = Ret::refused_with_errno(libc::ENOMEM);
         assert!(refused.is_some_and(|refused| refused.into_c().is_null()));
         assert_eq!(errno(), libc::ENOMEM);
     }

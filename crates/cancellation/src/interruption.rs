@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 /// Signals of faults: the faulting instruction raises them, so none interrupts a wait. Their handlers often lack
 /// `SA_RESTART`, e.g. those of Rust's standard library.
-const FAULTS: [c_int; 6] = [
+const FAULT_SIGNALS: [c_int; 6] = [
     libc::SIGILL,
     libc::SIGTRAP,
     libc::SIGBUS,
@@ -25,11 +25,11 @@ const FAULTS: [c_int; 6] = [
 /// Waits until a descriptor is readable, or in error.
 ///
 /// # Errors
-/// `EINTR` if a signal interrupted the wait and [`is_restarted`] returns false; other errors of `poll(2)`.
+/// `EINTR` if a signal interrupted the wait and [`should_restart_wait`] returns false; other errors of `poll(2)`.
 pub fn wait_until_readable(fd: impl AsFd) -> Result<(), Errno> {
     loop {
         match poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
-            Err(Errno::INTR) if is_restarted() => {}
+            Err(Errno::INTR) if should_restart_wait() => {}
             polled => return polled.map(drop),
         }
     }
@@ -42,7 +42,7 @@ pub fn wait_until_readable(fd: impl AsFd) -> Result<(), Errno> {
 /// `SA_RESTART`. The check takes a system call for each signal.
 #[must_use]
 #[allow(unsafe_code)]
-pub fn is_restarted() -> bool {
+pub fn should_restart_wait() -> bool {
     // SAFETY: errno of this thread.
     let errno = unsafe { *libc::__errno_location() };
     let mut blocked = MaybeUninit::uninit();
@@ -52,10 +52,10 @@ pub fn is_restarted() -> bool {
         blocked.assume_init()
     };
     let restarted = (1..=libc::SIGRTMAX())
-        .filter(|signal| !FAULTS.contains(signal))
+        .filter(|signal| !FAULT_SIGNALS.contains(signal))
         // SAFETY: an initialised mask.
         .filter(|signal| unsafe { libc::sigismember(&raw const blocked, *signal) } == 0)
-        .all(|signal| !ends_waits(signal));
+        .all(|signal| !signal_may_end_wait(signal));
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
     restarted
@@ -63,7 +63,7 @@ pub fn is_restarted() -> bool {
 
 /// Returns true if a handler of `signal` may have run, and has no `SA_RESTART`.
 #[allow(unsafe_code)]
-fn ends_waits(signal: c_int) -> bool {
+fn signal_may_end_wait(signal: c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: room for the action, which the call fills in if it succeeds.
     let action = unsafe {

@@ -9,7 +9,7 @@
 //!   cancellation point. The data path does without, and calls nothing in the C library that is one;
 //! - the three that wait do so in the outermost frame ([`take_or_wait`]), which has nothing to be unwound.
 //!
-//! A signal ends a wait for events only if its handler has no `SA_RESTART` ([`is_restarted`]).
+//! A signal ends a wait for events only if its handler has no `SA_RESTART` ([`should_restart_wait`]).
 
 #![deny(unsafe_code)]
 
@@ -22,12 +22,12 @@ use rustix::thread::{Timespec, nanosleep};
 
 mod interruption;
 
-pub use interruption::{is_restarted, wait_until_readable};
+pub use interruption::{should_restart_wait, wait_until_readable};
 
 /// Cancellation of the calling thread is held off while this lives.
 #[must_use]
 pub struct HoldOff {
-    previous_state: c_int,
+    previous_cancel_state: c_int,
     /// The state is the thread's.
     not_send: PhantomData<*const ()>,
 }
@@ -38,7 +38,7 @@ impl HoldOff {
     #[allow(clippy::new_without_default, reason = "it has an effect")]
     pub fn new() -> Self {
         Self {
-            previous_state: set_cancel_state(PTHREAD_CANCEL_DISABLE),
+            previous_cancel_state: set_cancel_state(PTHREAD_CANCEL_DISABLE),
             not_send: PhantomData,
         }
     }
@@ -47,7 +47,7 @@ impl HoldOff {
 impl Drop for HoldOff {
     #[inline]
     fn drop(&mut self) {
-        set_cancel_state(self.previous_state);
+        set_cancel_state(self.previous_cancel_state);
     }
 }
 
@@ -71,24 +71,24 @@ fn set_cancel_state(state: c_int) -> c_int {
 #[derive(Clone, Copy)]
 enum WaitMode {
     /// Whoever looks for it.
-    TakerWaits,
+    WaitInPlace,
     /// [`take_or_wait`], on a descriptor that it has not been told yet.
-    TakeOrWaitWaits,
+    DeferWait,
     /// [`take_or_wait`], on this one.
-    TakeOrWaitWaitsOn(c_int),
+    DeferredWaitOn(c_int),
 }
 
 thread_local! {
-    static WAIT_MODE: Cell<WaitMode> = const { Cell::new(WaitMode::TakerWaits) };
+    static WAIT_MODE: Cell<WaitMode> = const { Cell::new(WaitMode::WaitInPlace) };
 }
 
 /// Whether a function that would wait for an event on `fd` returns `EAGAIN` instead, because the calling thread is in
 /// [`take_or_wait`], which waits for it.
 #[must_use]
 pub fn is_wait_deferred(fd: c_int) -> bool {
-    let outside = !matches!(WAIT_MODE.get(), WaitMode::TakerWaits);
+    let outside = !matches!(WAIT_MODE.get(), WaitMode::WaitInPlace);
     if outside {
-        WAIT_MODE.set(WaitMode::TakeOrWaitWaitsOn(fd));
+        WAIT_MODE.set(WaitMode::DeferredWaitOn(fd));
     }
     outside
 }
@@ -106,10 +106,10 @@ pub fn is_wait_deferred(fd: c_int) -> bool {
 #[allow(unsafe_code)]
 pub unsafe extern "C-unwind" fn take_or_wait(take: impl Fn() -> c_int) -> c_int {
     loop {
-        WAIT_MODE.set(WaitMode::TakeOrWaitWaits);
+        WAIT_MODE.set(WaitMode::DeferWait);
         let taken = take();
-        let waits = WAIT_MODE.replace(WaitMode::TakerWaits);
-        let WaitMode::TakeOrWaitWaitsOn(fd) = waits else {
+        let waits = WAIT_MODE.replace(WaitMode::WaitInPlace);
+        let WaitMode::DeferredWaitOn(fd) = waits else {
             return taken;
         };
         if taken == 0 || errno() != libc::EAGAIN {
@@ -117,7 +117,7 @@ pub unsafe extern "C-unwind" fn take_or_wait(take: impl Fn() -> c_int) -> c_int 
         }
         // SAFETY: contract of this function; nothing here has a destructor.
         let failed = unsafe { wait(fd) } < 0;
-        if failed && !(errno() == libc::EINTR && is_restarted()) {
+        if failed && !(errno() == libc::EINTR && should_restart_wait()) {
             return -1;
         }
     }
@@ -172,12 +172,12 @@ mod tests {
         let outer = HoldOff::new();
         let inner = HoldOff::new();
         assert_eq!(
-            (outer.previous_state, inner.previous_state),
+            (outer.previous_cancel_state, inner.previous_cancel_state),
             (0, PTHREAD_CANCEL_DISABLE)
         );
         drop(inner);
         drop(outer);
-        assert_eq!(HoldOff::new().previous_state, 0);
+        assert_eq!(HoldOff::new().previous_cancel_state, 0);
     }
 
     /// As the C library's functions fail.

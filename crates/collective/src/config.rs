@@ -18,7 +18,7 @@ pub(crate) const LANE_RECV_QUEUE_DEPTH: usize = MAX_REQUESTS + 2 * RECVS_PER_REP
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// Queue pairs of a connection, 1 to 16; 1 by default. The smaller number of both ends holds.
-    pub lanes: usize,
+    pub lane_count: usize,
     /// The port, from 1; 1 by default.
     pub port_num: u8,
     /// The entry of the GID table; the device's default if `None`.
@@ -28,7 +28,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            lanes: 1,
+            lane_count: 1,
             port_num: 1,
             gid_index: None,
         }

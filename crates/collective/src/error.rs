@@ -32,7 +32,7 @@ pub enum Error {
     #[error(
         "a send of {len} bytes with tag {tag} matches a receive of {room} bytes: post a larger receive"
     )]
-    TooLong {
+    MessageTooLong {
         /// Bytes sent.
         len: u32,
         /// Bytes of the receive.

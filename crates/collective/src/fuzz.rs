@@ -1,16 +1,16 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
 use crate::ListenHandle;
-use crate::end::Hello;
 use crate::memory_layout::{CTS_ENTRY_BYTES, ClearToSend, MAX_RECEIVES_PER_GROUP, stripe_range};
-use crate::sending::{SendMatch, SendQueue};
+use crate::send_state::{SendMatch, SendQueue};
+use crate::unconnected_ends::Hello;
 
 /// Reads bytes as each kind of data that a peer gives: a handle, a hello, or the entries of a group of receives. The
 /// first byte selects the kind.
 ///
 /// # Panics
 /// Panics if a value is encoded to other bytes than it was decoded from, or a send gets more bytes than its receive has.
-pub fn messages(bytes: &[u8]) {
+pub fn fuzz_peer_messages(bytes: &[u8]) {
     let Some((&kind, bytes)) = bytes.split_first() else {
         return;
     };
@@ -65,7 +65,7 @@ fn check_sends_to_cts_entries(bytes: &[u8]) {
                 return;
             }
         }
-        if let Ok(SendMatch::Ready(_, group)) =
+        if let Ok(SendMatch::GroupComplete(_, group)) =
             sending.match_send(entry.tag, entry.buffer_bytes, ())
         {
             for part in group.parts {
@@ -82,13 +82,13 @@ mod tests {
 
     #[test]
     fn the_corpus_of_messages_is_replayed() {
-        corpus::replay("collective_messages", super::messages);
+        corpus::replay("collective_messages", super::fuzz_peer_messages);
     }
 
     proptest! {
         #[test]
         fn bytes_of_anybody_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            super::messages(&bytes);
+            super::fuzz_peer_messages(&bytes);
         }
     }
 }

@@ -37,7 +37,6 @@
 
 mod comm;
 mod config;
-mod end;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -45,21 +44,22 @@ mod group;
 mod memory_layout;
 mod peer_watch;
 mod progress;
-mod receiving;
+mod receive_state;
 mod rendezvous;
 mod request_pool;
 mod ring;
-mod sending;
+mod send_state;
+mod unconnected_ends;
 
 pub use comm::{Receiver, Sender};
 pub use config::Config;
-pub use end::{Hello, PreparedReceiver, PreparedSender, connected_pair};
 pub use error::Error;
 pub use group::{Group, MessageMemory, PreparedGroup, RankMessenger};
 pub use memory_layout::{ClearToSend, MAX_RECEIVES_PER_GROUP, MAX_REQUESTS};
 pub use peer_watch::PeerWatch;
-pub use receiving::{GroupPartSizes, ImmediateResult, ReceiveQueue};
+pub use receive_state::{GroupPartSizes, ImmediateResult, ReceiveQueue};
 pub use rendezvous::{ListenHandle, Listener, PendingConnect};
 pub use request_pool::RequestHandle;
 pub use ring::{DataType, Reduction, Ring, connect_local_ring, slice_bytes_for_block};
-pub use sending::{MatchedGroup as SendGroup, MatchedSend, SendMatch, SendQueue};
+pub use send_state::{MatchedGroup as SendGroup, MatchedSend, SendMatch, SendQueue};
+pub use unconnected_ends::{Hello, PreparedReceiver, PreparedSender, connected_pair};

@@ -15,13 +15,13 @@ use verbs::ProtectionDomain;
 
 use crate::comm::{Receiver, Sender};
 use crate::config::Config;
-use crate::end::{Hello, PreparedReceiver, PreparedSender};
 use crate::error::Error;
+use crate::unconnected_ends::{Hello, PreparedReceiver, PreparedSender};
 
 /// The first bytes of a handle.
-const MAGIC: [u8; 8] = *b"VBCOLL01";
+const HANDLE_MAGIC: [u8; 8] = *b"VBCOLL01";
 /// Bytes of a message, at most: a hello of 16 queue pairs has about 3,000.
-const MAX_MESSAGE_BYTES: usize = 16 << 10;
+const MAX_HELLO_BYTES: usize = 16 << 10;
 /// Peers that have connected and have not said hello, at most: the oldest one goes first.
 const MAX_PENDING_ACCEPTS: usize = 64;
 /// Time without a packet after which the kernel asks whether the peer's host still answers. Ranks may wait for each other
@@ -32,7 +32,7 @@ const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenHandle {
     /// The listener's address.
-    pub addr: SocketAddr,
+    pub listener_addr: SocketAddr,
     /// Strangers at the port do not know it.
     token: u64,
 }
@@ -43,27 +43,27 @@ impl ListenHandle {
 
     /// The handle as bytes.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let ip = match self.addr.ip() {
+        let ip = match self.listener_addr.ip() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             IpAddr::V6(ip) => ip,
         };
         let mut bytes = [0; Self::BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[..8].copy_from_slice(&HANDLE_MAGIC);
         bytes[8..16].copy_from_slice(&self.token.to_le_bytes());
         bytes[16..32].copy_from_slice(&ip.octets());
-        bytes[32..].copy_from_slice(&self.addr.port().to_le_bytes());
+        bytes[32..].copy_from_slice(&self.listener_addr.port().to_le_bytes());
         bytes
     }
 
     /// The handle in these bytes; `None` if they are no handle.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
-        let rest = bytes.strip_prefix(&MAGIC)?;
+        let rest = bytes.strip_prefix(&HANDLE_MAGIC)?;
         let (token, rest) = rest.split_first_chunk::<8>()?;
         let (ip, rest) = rest.split_first_chunk::<16>()?;
         let (port, _) = rest.split_first_chunk::<2>()?;
         let ip = Ipv6Addr::from(*ip).to_canonical();
         Some(Self {
-            addr: SocketAddr::new(ip, u16::from_le_bytes(*port)),
+            listener_addr: SocketAddr::new(ip, u16::from_le_bytes(*port)),
             token: u64::from_le_bytes(*token),
         })
     }
@@ -107,7 +107,7 @@ impl HelloSocket {
     }
 
     /// Writes the queued hello. Returns true if all of it is written.
-    fn flush(&mut self) -> Result<bool, Error> {
+    fn write_queued_hello(&mut self) -> Result<bool, Error> {
         while !self.unsent_bytes.is_empty() {
             match self.stream.write(&self.unsent_bytes) {
                 Ok(0) => return Err(self.error_with_peer("it closed the connection")),
@@ -145,7 +145,7 @@ impl HelloSocket {
             .copied()
             .unwrap_or_default();
         let len = u32::from_le_bytes(len) as usize;
-        if len > MAX_MESSAGE_BYTES {
+        if len > MAX_HELLO_BYTES {
             return Err(self.error_with_peer(format!("it sends a message of {len} bytes")));
         }
         if !self.try_read_bytes(4 + len)? {
@@ -166,7 +166,7 @@ fn is_retryable(e: &std::io::Error) -> bool {
 /// A sender that connects. Dropping it gives up.
 #[derive(Debug)]
 pub struct PendingConnect {
-    messages: HelloSocket,
+    hello_socket: HelloSocket,
     stage: ConnectStage,
 }
 
@@ -188,15 +188,15 @@ impl PendingConnect {
         handle: &ListenHandle,
     ) -> Result<Self, Error> {
         let sender = PreparedSender::new(pd, config)?;
-        let messages = start_nonblocking_connect(handle.addr)
-            .and_then(|stream| HelloSocket::new(stream, handle.addr));
+        let messages = start_nonblocking_connect(handle.listener_addr)
+            .and_then(|stream| HelloSocket::new(stream, handle.listener_addr));
         let mut messages = messages.map_err(|e| Error::Rendezvous {
-            peer: handle.addr.to_string(),
+            peer: handle.listener_addr.to_string(),
             reason: e.to_string(),
         })?;
         messages.queue_hello(&sender.hello(handle.token))?;
         Ok(Self {
-            messages,
+            hello_socket: messages,
             stage: ConnectStage::AwaitingHello(sender),
         })
     }
@@ -206,31 +206,31 @@ impl PendingConnect {
     /// # Errors
     /// The listener is gone or refuses this end, or a verb failed.
     pub fn poll(&mut self) -> Result<Option<Sender>, Error> {
-        if !self.messages.flush()? {
+        if !self.hello_socket.write_queued_hello()? {
             return Ok(None);
         }
         if let ConnectStage::AwaitingHello(_) = self.stage {
-            let Some(peer) = self.messages.receive_hello()? else {
+            let Some(peer) = self.hello_socket.receive_hello()? else {
                 return Ok(None);
             };
             let stage = std::mem::replace(&mut self.stage, ConnectStage::SenderTaken);
             if let ConnectStage::AwaitingHello(sender) = stage {
-                let watch = self.messages.stream.try_clone();
-                let watch = watch.map_err(|e| self.messages.error_with_peer(e))?;
+                let watch = self.hello_socket.stream.try_clone();
+                let watch = watch.map_err(|e| self.hello_socket.error_with_peer(e))?;
                 self.stage = ConnectStage::SendingReadyByte(Box::new(
                     sender.connect(&peer, Some(Box::new(watch)))?,
                 ));
-                self.messages.unsent_bytes.push(SENDER_READY_BYTE);
+                self.hello_socket.unsent_bytes.push(SENDER_READY_BYTE);
             }
         }
-        if !self.messages.flush()? {
+        if !self.hello_socket.write_queued_hello()? {
             return Ok(None);
         }
         match std::mem::replace(&mut self.stage, ConnectStage::SenderTaken) {
             ConnectStage::SendingReadyByte(sender) => Ok(Some(*sender)),
-            ConnectStage::AwaitingHello(_) | ConnectStage::SenderTaken => {
-                Err(self.messages.error_with_peer("this end was taken before"))
-            }
+            ConnectStage::AwaitingHello(_) | ConnectStage::SenderTaken => Err(self
+                .hello_socket
+                .error_with_peer("this end was taken before")),
         }
     }
 }
@@ -262,12 +262,12 @@ pub struct Listener {
     handle: ListenHandle,
     pd: ProtectionDomain,
     config: Config,
-    pending: Vec<PendingAccept>,
+    pending_accepts: Vec<PendingAccept>,
 }
 
 #[derive(Debug)]
 struct PendingAccept {
-    messages: HelloSocket,
+    hello_socket: HelloSocket,
     stage: AcceptStage,
 }
 
@@ -294,10 +294,13 @@ impl Listener {
         let token = getrandom::u64().map_err(|e| no(e.to_string()))?;
         Ok(Self {
             listener,
-            handle: ListenHandle { addr, token },
+            handle: ListenHandle {
+                listener_addr: addr,
+                token,
+            },
             pd: pd.clone(),
             config: *config,
-            pending: Vec::new(),
+            pending_accepts: Vec::new(),
         })
     }
 
@@ -314,17 +317,17 @@ impl Listener {
     pub fn poll(&mut self) -> Result<Option<Receiver>, Error> {
         self.accept_connections();
         let mut at = 0;
-        while at < self.pending.len() {
-            let next = self.pending[at].poll(&self.pd, &self.config, self.handle.token);
+        while at < self.pending_accepts.len() {
+            let next = self.pending_accepts[at].poll(&self.pd, &self.config, self.handle.token);
             match next {
                 Ok(None) => at += 1,
                 Ok(Some(receiver)) => {
-                    drop(self.pending.remove(at));
+                    drop(self.pending_accepts.remove(at));
                     return Ok(Some(receiver));
                 }
-                Err(AcceptFailure::UnknownPeer) => drop(self.pending.remove(at)),
-                Err(AcceptFailure::PermittedPeer(error)) => {
-                    drop(self.pending.remove(at));
+                Err(AcceptFailure::PeerWithoutHandle) => drop(self.pending_accepts.remove(at)),
+                Err(AcceptFailure::PeerWithHandle(error)) => {
+                    drop(self.pending_accepts.remove(at));
                     return Err(error);
                 }
             }
@@ -339,11 +342,11 @@ impl Listener {
                 .set_nonblocking(true)
                 .and_then(|()| HelloSocket::new(stream, peer_address));
             let Ok(messages) = messages else { continue };
-            if self.pending.len() == MAX_PENDING_ACCEPTS {
-                drop(self.pending.remove(0));
+            if self.pending_accepts.len() == MAX_PENDING_ACCEPTS {
+                drop(self.pending_accepts.remove(0));
             }
-            self.pending.push(PendingAccept {
-                messages,
+            self.pending_accepts.push(PendingAccept {
+                hello_socket: messages,
                 stage: AcceptStage::AwaitingHello,
             });
         }
@@ -353,9 +356,9 @@ impl Listener {
 /// Why there is no receiver for a connection.
 enum AcceptFailure {
     /// It never said that it knows the handle.
-    UnknownPeer,
+    PeerWithoutHandle,
     /// It did.
-    PermittedPeer(Error),
+    PeerWithHandle(Error),
 }
 
 impl PendingAccept {
@@ -367,21 +370,21 @@ impl PendingAccept {
     ) -> Result<Option<Receiver>, AcceptFailure> {
         if let AcceptStage::AwaitingHello = self.stage {
             let heard = self
-                .messages
+                .hello_socket
                 .receive_hello()
-                .map_err(|_| AcceptFailure::UnknownPeer)?;
+                .map_err(|_| AcceptFailure::PeerWithoutHandle)?;
             let Some(peer) = heard else { return Ok(None) };
             if peer.token != token {
-                return Err(AcceptFailure::UnknownPeer);
+                return Err(AcceptFailure::PeerWithoutHandle);
             }
             let receiver = self.connect(pd, config, &peer);
             self.stage = AcceptStage::AwaitingReadyByte(Box::new(
-                receiver.map_err(AcceptFailure::PermittedPeer)?,
+                receiver.map_err(AcceptFailure::PeerWithHandle)?,
             ));
         }
-        let ready = self.messages.flush();
-        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.try_read_bytes(1)?));
-        if !ready.map_err(AcceptFailure::PermittedPeer)? {
+        let ready = self.hello_socket.write_queued_hello();
+        let ready = ready.and_then(|flushed| Ok(flushed && self.hello_socket.try_read_bytes(1)?));
+        if !ready.map_err(AcceptFailure::PeerWithHandle)? {
             return Ok(None);
         }
         match std::mem::replace(&mut self.stage, AcceptStage::AwaitingHello) {
@@ -398,9 +401,9 @@ impl PendingAccept {
         peer: &Hello,
     ) -> Result<Receiver, Error> {
         let receiver = PreparedReceiver::new(pd, config, peer.lane_count())?;
-        self.messages.queue_hello(&receiver.hello(0))?;
-        let watch = self.messages.stream.try_clone();
-        let watch = watch.map_err(|e| self.messages.error_with_peer(e))?;
+        self.hello_socket.queue_hello(&receiver.hello(0))?;
+        let watch = self.hello_socket.stream.try_clone();
+        let watch = watch.map_err(|e| self.hello_socket.error_with_peer(e))?;
         // A sender may have more queue pairs than are wanted here.
         let peer = peer.with_at_most_lanes(receiver.lane_count());
         receiver.connect(&peer, Some(Box::new(watch)))
@@ -415,7 +418,10 @@ mod tests {
     fn a_handle_comes_back_as_it_was() {
         for addr in ["127.0.0.1:80", "[2001:db8::1]:65535"] {
             let addr = addr.parse().expect("an address");
-            let handle = ListenHandle { addr, token: 77 };
+            let handle = ListenHandle {
+                listener_addr: addr,
+                token: 77,
+            };
             assert_eq!(ListenHandle::from_bytes(&handle.to_bytes()), Some(handle));
         }
         assert_eq!(ListenHandle::from_bytes(&[0; ListenHandle::BYTES]), None);
@@ -436,10 +442,13 @@ mod tests {
         let connecting = PendingConnect::new(&pd, &config, &listener.handle()).expect("begins");
         let accepted = verbs::poll_until(Duration::from_secs(20), || {
             listener.accept_connections();
-            listener.pending.pop()
+            listener.pending_accepts.pop()
         });
         let accepted = accepted.expect("a connection");
-        for stream in [&connecting.messages.stream, &accepted.messages.stream] {
+        for stream in [
+            &connecting.hello_socket.stream,
+            &accepted.hello_socket.stream,
+        ] {
             assert!(socket_keepalive(stream).expect("an option"));
             assert_eq!(tcp_keepidle(stream).expect("an option"), KEEPALIVE_IDLE);
         }

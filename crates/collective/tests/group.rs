@@ -54,7 +54,7 @@ fn element(rank: usize, at: usize) -> i64 {
 const COUNTS: [usize; 5] = [0, 1, 4096, 5001, 300_001];
 
 fn every_collective(mut group: Group, _messages: RankMessenger) {
-    let (rank, ranks) = (group.rank(), group.ranks());
+    let (rank, ranks) = (group.rank(), group.rank_count());
     let no_root = group.broadcast(&mut [0], ranks);
     assert!(matches!(no_root, Err(Error::InvalidRange(_))));
     for count in COUNTS {
@@ -128,7 +128,7 @@ fn a_long_all_reduce_is_right_with_two_to_four_ranks() {
     const COUNT: usize = 800_003;
     for ranks in 2..=4 {
         on_ranks(ranks, WAIT, |mut group, _| {
-            let (rank, ranks) = (group.rank(), group.ranks());
+            let (rank, ranks) = (group.rank(), group.rank_count());
             let mut data = numbers(COUNT, |at| element(rank, at));
             let result = group.all_reduce(&mut data, DataType::I64, Reduction::Sum);
             result.expect("all-reduce");
@@ -141,7 +141,7 @@ fn a_long_all_reduce_is_right_with_two_to_four_ranks() {
 #[test]
 fn messages_of_both_directions_pass_each_other() {
     on_ranks(3, WAIT, |group, mut messages| {
-        let (rank, ranks) = (group.rank(), group.ranks());
+        let (rank, ranks) = (group.rank(), group.rank_count());
         let (came, late) = mpsc::channel();
         let peers = (0..ranks).filter(|peer| *peer != rank);
         let mut expected = 0;

@@ -112,8 +112,8 @@ impl World {
             u32::try_from(u64::from(room.expect("one")) * u64::from(share) / 256).expect("less");
         match self.sending.match_send(to.tag, len, ()).expect("it fits") {
             SendMatch::TryAgain => {}
-            SendMatch::Incomplete(request) => self.sends.push_back((request, len)),
-            SendMatch::Ready(request, group) => {
+            SendMatch::GroupIncomplete(request) => self.sends.push_back((request, len)),
+            SendMatch::GroupComplete(request, group) => {
                 self.sends.push_back((request, len));
                 self.written(&group);
             }
@@ -233,7 +233,7 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
     let refused = sending.match_send(3, 11, ()).expect_err("11 of 10");
     assert!(matches!(
         refused,
-        Error::TooLong {
+        Error::MessageTooLong {
             len: 11,
             room: 10,
             tag: 3
@@ -245,7 +245,7 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
     ));
     assert!(matches!(
         sending.match_send(3, 10, ()),
-        Ok(SendMatch::Ready(..))
+        Ok(SendMatch::GroupComplete(..))
     ));
 }
 

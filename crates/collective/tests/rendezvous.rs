@@ -39,7 +39,7 @@ fn the_smaller_number_of_queue_pairs_holds() {
     let pd = domain();
     for (ours, theirs) in [(1, 1), (4, 2), (2, 4)] {
         let lanes = |lanes| Config {
-            lanes,
+            lane_count: lanes,
             ..Config::default()
         };
         let mut listener = listener(&pd, &lanes(theirs));
@@ -73,7 +73,7 @@ fn strangers_do_not_keep_the_sender_out() {
     let mut listener = listener(&pd, &Config::default());
     let handle = listener.handle();
     let silent: Vec<_> = (0..70)
-        .map(|_| TcpStream::connect(handle.addr).expect("connects"))
+        .map(|_| TcpStream::connect(handle.listener_addr).expect("connects"))
         .collect();
     let texts: [&[u8]; 4] = [
         b"GET / HTTP/1.0\r\n\r\n",
@@ -82,7 +82,7 @@ fn strangers_do_not_keep_the_sender_out() {
         &[0; 4],
     ];
     for text in texts {
-        TcpStream::connect(handle.addr)
+        TcpStream::connect(handle.listener_addr)
             .and_then(|mut s| s.write_all(text))
             .expect("writes");
     }
@@ -119,7 +119,7 @@ fn an_end_that_goes_away_is_an_error_for_the_other() {
         refused
             .expect("refused")
             .to_string()
-            .contains(&gone.addr.to_string())
+            .contains(&gone.listener_addr.to_string())
     );
 
     // The sender gives up between its hello and its word that it is ready.

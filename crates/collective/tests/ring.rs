@@ -16,7 +16,7 @@ fn on_threads(ranks: usize, lanes: usize, slice_bytes: usize, work: Work) {
         .map(|_| context.alloc_pd().expect("a domain"))
         .collect();
     let config = Config {
-        lanes,
+        lane_count: lanes,
         ..Config::default()
     };
     let rings = connect_local_ring(&domains, &config, slice_bytes).expect("a ring");
@@ -69,9 +69,9 @@ fn check(
     value: impl Fn(usize) -> i64,
 ) {
     for at in elements {
-        let mut bytes = vec![0; data.bytes()];
+        let mut bytes = vec![0; data.element_bytes()];
         buffer
-            .read_at(at * data.bytes(), &mut bytes)
+            .read_at(at * data.element_bytes(), &mut bytes)
             .expect("inside");
         assert_eq!(bytes, bytes_of(value(at), data), "element {at} of {data:?}");
     }
@@ -89,7 +89,7 @@ fn reduced(ranks: usize, at: usize, op: Reduction) -> i64 {
 
 /// Every collective, every type and operation, with counts that do and do not divide.
 fn everything(ring: &mut Ring, pd: &ProtectionDomain) {
-    let (rank, ranks) = (ring.rank(), ring.ranks());
+    let (rank, ranks) = (ring.rank(), ring.rank_count());
     let buffer = pd.alloc(8 * 1000, Access::ALL).expect("memory");
     for count in [0, 1, ranks, 1000] {
         for (_, data) in DataType::ALL_WITH_NAMES {
@@ -154,7 +154,7 @@ fn all_collectives_are_right_on_simulated_nics() {
             .map(|device| device.open().expect("opens").alloc_pd().expect("a domain"))
             .collect();
         let config = Config {
-            lanes,
+            lane_count: lanes,
             ..Config::default()
         };
         let rings = connect_local_ring(&domains, &config, 1024).expect("a ring");

@@ -36,7 +36,8 @@ pub fn write_and_link_exports(soname: &str) {
     let exports = ExportedSymbols::parse(&facts);
     let map = out.join("nodes.map");
     fs::write(&map, exports.version_script()).expect("OUT_DIR is writable");
-    fs::write(out.join("exports.rs"), exports.assembly()).expect("OUT_DIR is writable");
+    fs::write(out.join("exports.rs"), exports.export_labels_assembly())
+        .expect("OUT_DIR is writable");
 
     use_lld();
     let arg = |arg: &str| println!("cargo::rustc-cdylib-link-arg={arg}");
@@ -80,7 +81,7 @@ struct ExportedSymbols {
 struct Symbol {
     kind: String,
     name: String,
-    node: String,
+    version_node: String,
 }
 
 impl ExportedSymbols {
@@ -98,7 +99,7 @@ impl ExportedSymbols {
                 [kind, name, node] => exports.symbols.push(Symbol {
                     kind: kind.to_owned(),
                     name: name.to_owned(),
-                    node: node.to_owned(),
+                    version_node: node.to_owned(),
                 }),
                 _ => panic!("symbols.txt: what does {line:?} mean?"),
             }
@@ -120,7 +121,7 @@ impl ExportedSymbols {
     }
 
     /// Returns Rust items that define the labels of all exports.
-    fn assembly(&self) -> String {
+    fn export_labels_assembly(&self) -> String {
         let jump = match env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
             Ok("x86_64") => "jmp",
             Ok("aarch64") => "b",
@@ -130,7 +131,7 @@ impl ExportedSymbols {
         for symbol in &self.symbols {
             let versions = self.labels_and_versioned_names(symbol);
             if symbol.kind == "flag" {
-                global_asm(
+                write_global_asm(
                     &mut rust,
                     &versions,
                     "object",
@@ -146,7 +147,7 @@ impl ExportedSymbols {
                     }
                     kind => panic!("symbols.txt: {kind:?} is no kind of symbol"),
                 };
-                global_asm(
+                write_global_asm(
                     &mut rust,
                     &versions,
                     "function",
@@ -160,16 +161,16 @@ impl ExportedSymbols {
 
     /// Returns the label and the versioned name of each export of `symbol`.
     fn labels_and_versioned_names(&self, symbol: &Symbol) -> Vec<(String, String)> {
-        if symbol.node != "PRIVATE" {
+        if symbol.version_node != "PRIVATE" {
             assert!(
                 self.version_nodes
                     .iter()
-                    .any(|(name, _)| *name == symbol.node),
+                    .any(|(name, _)| *name == symbol.version_node),
                 "symbols.txt: there is no node {}",
-                symbol.node
+                symbol.version_node
             );
             let label = symbol.name.clone();
-            return vec![(label, format!("{}@@{}", symbol.name, symbol.node))];
+            return vec![(label, format!("{}@@{}", symbol.name, symbol.version_node))];
         }
         let mut seen = BTreeSet::new();
         self.private_node_numbers
@@ -185,8 +186,8 @@ impl ExportedSymbols {
     }
 }
 
-/// Writes a `global_asm!` that defines `versions` as `[section, contents]`.
-fn global_asm(
+/// Writes a `write_global_asm!` that defines `versions` as `[section, contents]`.
+fn write_global_asm(
     rust: &mut String,
     versions: &[(String, String)],
     kind: &str,

@@ -25,5 +25,5 @@ include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    rdmacm::set_provider(crate::verbs::find);
+    rdmacm::set_provider_finder(crate::verbs::find_provider);
 }

@@ -23,8 +23,8 @@ macro_rules! traced_if_asked_for {
                 let _hold_off = HoldOff::new();
                 // SAFETY: the function has the contract of the man page, which the caller promises.
                 unsafe {
-                    if tap::trace::is_on() {
-                        crate::verbs::number_handles();
+                    if tap::trace::is_tracing_on() {
+                        crate::verbs::share_handle_numbers_with_libibverbs();
                         writing::$name($( $arg ),*)
                     } else {
                         rdmacm::abi::$name($( $arg ),*)
@@ -101,8 +101,8 @@ macro_rules! sockets_traced_if_asked_for {
                 let _hold_off = $hold_off;
                 // SAFETY: the function has the contract of the man page, which the caller promises.
                 unsafe {
-                    if tap::trace::is_on() {
-                        crate::verbs::number_handles();
+                    if tap::trace::is_tracing_on() {
+                        crate::verbs::share_handle_numbers_with_libibverbs();
                         writing_sockets::$name($( $arg ),*).0
                     } else {
                         rsocket::abi::$name($( $arg ),*)

@@ -38,7 +38,7 @@ impl VerbsLibrary {
     ///
     /// # Safety
     /// `F` is the type of a pointer to the function.
-    unsafe fn find<F>(&self, name: &CStr) -> Option<F> {
+    unsafe fn find_function<F>(&self, name: &CStr) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
         // SAFETY: the library is open, and is never closed.
         let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
@@ -59,7 +59,7 @@ macro_rules! load_symbols {
             // SAFETY: each field has the type of libibverbs' function with that name.
             unsafe {
                 Some(Symbols {
-                    $( $name: library.find(const { c_name(concat!(stringify!($name), "\0")) })?, )*
+                    $( $name: library.find_function(const { c_name(concat!(stringify!($name), "\0")) })?, )*
                 })
             }
         }
@@ -72,7 +72,7 @@ for_each_symbol!(load_symbols);
 ///
 /// # Errors
 /// Returns `ENODEV` if `libibverbs.so.1` is not the drop-in's, or the error of loading it.
-pub(crate) fn find() -> Result<Provider, c_int> {
+pub(crate) fn find_provider() -> Result<Provider, c_int> {
     static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
     let library = VerbsLibrary::open()?;
     let fabric_dir = fabric_dir(&library).ok_or_else(|| {
@@ -86,7 +86,7 @@ pub(crate) fn find() -> Result<Provider, c_int> {
     Ok(Provider {
         verbs: SYMBOLS.get_or_init(|| symbols),
         fabric_dir,
-        gsi: gsi(&library),
+        gsi: gsi_functions(&library),
         answer_timeout: DEFAULT_ANSWER_TIMEOUT,
     })
 }
@@ -97,7 +97,7 @@ pub(crate) fn find() -> Result<Provider, c_int> {
 fn fabric_dir(library: &VerbsLibrary) -> Option<PathBuf> {
     type FabricDir = unsafe extern "C" fn(to: *mut c_char, room: usize) -> usize;
     // SAFETY: the type is that of the drop-in's function with that name.
-    let name: FabricDir = unsafe { library.find(c"verbatim_fabric_dir") }?;
+    let name: FabricDir = unsafe { library.find_function(c"verbatim_fabric_dir") }?;
     let mut bytes = vec![0_u8; libc::PATH_MAX as usize];
     // SAFETY: the buffer has the length that is passed.
     let len = unsafe { name(bytes.as_mut_ptr().cast(), bytes.len()) };
@@ -109,26 +109,26 @@ fn fabric_dir(library: &VerbsLibrary) -> Option<PathBuf> {
 }
 
 /// Returns the drop-in's functions that send management datagrams to other hosts.
-fn gsi(library: &VerbsLibrary) -> Option<&'static Gsi> {
+fn gsi_functions(library: &VerbsLibrary) -> Option<&'static Gsi> {
     type Find = extern "C" fn() -> *const Gsi;
     // SAFETY: the type is that of the drop-in's function with that name, which returns NULL or a value that
     // is never freed.
     unsafe {
-        let find: Find = library.find(c"verbatim_gsi")?;
+        let find: Find = library.find_function(c"verbatim_gsi")?;
         find().as_ref()
     }
 }
 
 /// Makes this library number handles in traces as the drop-in `libibverbs.so.1` does. Call the function
 /// before the first trace line; later calls have no effect.
-pub(crate) fn number_handles() {
+pub(crate) fn share_handle_numbers_with_libibverbs() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
         // SAFETY: the type is that of the drop-in's function with that name, which is never unloaded.
         unsafe {
             let number: Option<tap::trace::NumberHandle> = VerbsLibrary::open()
                 .ok()
-                .and_then(|library| library.find(c"verbatim_trace_number"));
+                .and_then(|library| library.find_function(c"verbatim_trace_number"));
             if let Some(number) = number {
                 tap::trace::install_numbering_function(number);
             }

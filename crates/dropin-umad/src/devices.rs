@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rdma_netlink::{Device, sysfs};
-use shm::fabric::{Fabric, KnownGroupMember, list_fabric_processes};
+use shm::fabric::{Fabric, KnownMulticastAttachment, list_fabric_processes};
 use subnet::{ChannelAdapter, GroupMember, Port, PortTraffic, Subnet};
 
 /// The folder of the devices.
@@ -54,8 +54,8 @@ fn group_members(devices: &[Device]) -> Vec<GroupMember> {
     let known = processes
         .into_iter()
         .flatten()
-        .flat_map(|process| process.group_members);
-    let of_port = |member: KnownGroupMember| {
+        .flat_map(|process| process.multicast_attachments);
+    let of_port = |member: KnownMulticastAttachment| {
         let device = devices.get(usize::try_from(member.device).ok()?)?;
         let at = usize::try_from(member.port_num).ok()?.checked_sub(1)?;
         let lid = device.ports.get(at)?.subnet_attributes.as_ref()?.lid?;

@@ -18,19 +18,19 @@
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
-mod bypass;
-#[allow(unsafe_code)]
 mod entry;
 #[allow(unsafe_code)]
-mod fabric;
+mod functions_for_librdmacm;
 #[allow(unsafe_code)]
-mod kernel;
+mod kernel_structs;
 #[allow(unsafe_code)]
 mod newest;
-#[allow(unsafe_code)]
-mod nic;
 mod rate;
 #[allow(unsafe_code)]
 mod refusal;
 #[allow(unsafe_code)]
+mod report_unused_nic;
+#[allow(unsafe_code)]
 mod sysfs;
+#[allow(unsafe_code)]
+mod verbs_to_softnic;

@@ -9,7 +9,7 @@ use cancellation::HoldOff;
 use softnic::newest;
 use verbs_abi::*;
 
-use crate::nic;
+use crate::verbs_to_softnic;
 
 macro_rules! forward {
     ($( fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
@@ -59,7 +59,9 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
 ) -> *mut ibv_mr {
     match newest::check_in_allocated_buf(pd, buf, addr, length) {
         // SAFETY: contract of the man page; the memory belongs to the buffer (checked above).
-        Ok(()) => unsafe { nic::ibv_reg_mr_iova(pd, addr, length, addr.addr() as u64, access) },
+        Ok(()) => unsafe {
+            verbs_to_softnic::ibv_reg_mr_iova(pd, addr, length, addr.addr() as u64, access)
+        },
         Err(errno) => null_with_errno(errno),
     }
 }
@@ -104,5 +106,5 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
         a.addr.addr() as u64
     };
     // SAFETY: the caller promises the contract of the man page.
-    unsafe { nic::ibv_reg_mr_iova(pd, a.addr, a.length, iova, a.access) }
+    unsafe { verbs_to_softnic::ibv_reg_mr_iova(pd, a.addr, a.length, iova, a.access) }
 }

@@ -11,7 +11,7 @@ pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 
 /// Maximum number of bytes in a file of sysfs: the largest page size
 /// (`linux:Documentation/filesystems/sysfs.rst`).
-const MOST_BYTES: usize = 65_536;
+const MAX_SYSFS_FILE_BYTES: usize = 65_536;
 
 /// Reads a file of sysfs into `buf`, without its final newline and with a terminating zero.
 ///
@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     let path =
         Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
-    let mut text = vec![0; size.min(MOST_BYTES)];
+    let mut text = vec![0; size.min(MAX_SYSFS_FILE_BYTES)];
     let len = match softnic::read_sysfs_text(&path, &mut text) {
         Ok(len) => len,
         Err(e) => return set_errno_and_return_minus_1(e.raw_os_error().unwrap_or(libc::EIO)),

@@ -197,12 +197,12 @@ fn memory_placement_is_executed_traced_and_counted() {
     let counts = folder.path().join("counts");
     std::fs::create_dir(&counts).expect("it is writable");
     let trace = folder.path().join("trace");
-    tap::trace::create(&trace, "placement").expect("it is writable");
+    tap::trace::create_trace_file(&trace, "placement").expect("it is writable");
     let fabric = Fabric::new();
     let command = &mut fabric.command(&program, "ib");
     command
-        .env(tap::TAP_DIR_VARIABLE, &counts)
-        .env(tap::trace::TRACE_FILE_VARIABLE, &trace);
+        .env(tap::TAP_DIR_ENV_VAR, &counts)
+        .env(tap::trace::TRACE_FILE_ENV_VAR, &trace);
     assert_eq!(Watched::start(command).finish(), "ok\n");
 
     let ledger = tap::Ledger::collect(&counts, "placement").expect("the folder is there");

@@ -47,9 +47,9 @@ pub enum PacketAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkPartition {
     /// The first address.
-    pub one: IpAddr,
+    pub first_address: IpAddr,
     /// The second address.
-    pub other: IpAddr,
+    pub second_address: IpAddr,
 }
 
 /// The longest time in nanoseconds that a packet waits at a limited rate.

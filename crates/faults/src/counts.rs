@@ -14,9 +14,9 @@ use crate::verdict::{MAX_RULES, RuleCounts, StruckRules};
 /// The environment variable that names the folder in which each process leaves the counts of its rules.
 pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
 /// Extension of the files with counts.
-const EXTENSION: &str = "faults";
+const COUNTS_FILE_EXTENSION: &str = "faults";
 /// Extension of the files in which each process counts the objects that it has not destroyed.
-const UNDESTROYED_EXTENSION: &str = "left";
+const UNDESTROYED_OBJECTS_FILE_EXTENSION: &str = "left";
 /// Bytes for each rule: the number of occurrences that match it, and of those that it struck.
 const COUNT_BYTES_PER_RULE: usize = 16;
 
@@ -31,13 +31,13 @@ impl CountsFile {
     fn open_file(&mut self) -> Option<&File> {
         let pid = std::process::id();
         if self.pid_and_file.as_ref().is_none_or(|(of, _)| *of != pid) {
-            self.pid_and_file = Some((pid, create(pid, EXTENSION)));
+            self.pid_and_file = Some((pid, create_process_file(pid, COUNTS_FILE_EXTENSION)));
         }
         self.pid_and_file.as_ref()?.1.as_ref()
     }
 
     /// Writes the counts of the rules that struck.
-    pub fn write_struck(&mut self, injector: &Injector, struck: StruckRules) {
+    pub fn write_struck_counts(&mut self, injector: &Injector, struck: StruckRules) {
         if let Some(file) = self.open_file() {
             for index in struck.rule_indices() {
                 if let Some(counts) = injector.rule_counts().nth(index) {
@@ -48,7 +48,7 @@ impl CountsFile {
     }
 
     /// Writes the counts of all rules.
-    pub fn write_all(&mut self, counts: impl IntoIterator<Item = RuleCounts>) {
+    pub fn write_all_counts(&mut self, counts: impl IntoIterator<Item = RuleCounts>) {
         if let Some(file) = self.open_file() {
             for (index, counts) in counts.into_iter().enumerate() {
                 write_rule_counts(file, index, counts);
@@ -63,12 +63,13 @@ pub fn write_undestroyed_objects(objects: &BTreeMap<&'static str, usize>) {
         .iter()
         .map(|(kind, count)| format!("{kind} {count}\n"));
     let text: String = lines.collect();
-    if let Some(file) = create(std::process::id(), UNDESTROYED_EXTENSION) {
+    if let Some(file) = create_process_file(std::process::id(), UNDESTROYED_OBJECTS_FILE_EXTENSION)
+    {
         let _ = file.write_all_at(text.as_bytes(), 0);
     }
 }
 
-fn create(pid: u32, extension: &str) -> Option<File> {
+fn create_process_file(pid: u32, extension: &str) -> Option<File> {
     let folder = std::env::var_os(FAULT_COUNTS_VAR).filter(|folder| !folder.is_empty())?;
     // A later process may have the same pid.
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -111,14 +112,14 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
         let path = entry?.path();
         if path
             .extension()
-            .is_some_and(|extension| extension == UNDESTROYED_EXTENSION)
+            .is_some_and(|extension| extension == UNDESTROYED_OBJECTS_FILE_EXTENSION)
         {
             all.undestroyed_by_process
                 .extend(read_undestroyed_objects(&path));
         }
         if path
             .extension()
-            .is_none_or(|extension| extension != EXTENSION)
+            .is_none_or(|extension| extension != COUNTS_FILE_EXTENSION)
         {
             continue;
         }

@@ -28,14 +28,14 @@ struct DelayedEntry<T> {
 }
 
 impl<T> DelayedEntry<T> {
-    fn key(&self) -> (u64, u64) {
+    fn ordering_key(&self) -> (u64, u64) {
         (self.due_ns, self.push_number)
     }
 }
 
 impl<T> PartialEq for DelayedEntry<T> {
     fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
+        self.ordering_key() == other.ordering_key()
     }
 }
 
@@ -49,7 +49,7 @@ impl<T> PartialOrd for DelayedEntry<T> {
 
 impl<T> Ord for DelayedEntry<T> {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
+        self.ordering_key().cmp(&other.ordering_key())
     }
 }
 

@@ -13,10 +13,10 @@ pub const FAULT_SEED_VAR: &str = "VERBATIM_FAULT_SEED";
 pub enum BadFaults {
     /// The plan is not valid.
     #[error("{FAULT_VAR}: {0}")]
-    Plan(#[from] PlanError),
+    InvalidPlan(#[from] PlanError),
     /// The seed is not valid.
     #[error("{FAULT_SEED_VAR}={0:?} is not a number from 0 to 2^64 - 1")]
-    Seed(String),
+    InvalidSeed(String),
 }
 
 /// Returns the fault plan in the environment, with its seed; `None` if there is none.
@@ -30,7 +30,8 @@ pub fn plan_from_environment() -> Result<Option<(Plan, u64)>, BadFaults> {
     };
     let plan: Plan = plan.parse()?;
     let seed = text(FAULT_SEED_VAR).map_or(Ok(0), |seed| {
-        seed.parse().map_err(|_| BadFaults::Seed(seed.clone()))
+        seed.parse()
+            .map_err(|_| BadFaults::InvalidSeed(seed.clone()))
     })?;
     Ok(Some((plan, seed)))
 }

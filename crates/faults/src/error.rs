@@ -11,10 +11,10 @@ pub enum PlanError {
     Empty,
     /// The plan has more rules than [`MAX_RULES`]; the field is their number.
     #[error("the plan has {0} rules; at most {max} are possible", max = MAX_RULES)]
-    TooMany(usize),
+    TooManyRules(usize),
     /// A rule is not valid.
     #[error("rule {number} ({text}): {reason}")]
-    Rule {
+    InvalidRule {
         /// The rule's number, from 1.
         number: usize,
         /// The text of the rule as the user wrote it.
@@ -24,5 +24,5 @@ pub enum PlanError {
     },
     /// The text is not valid TOML, or does not have the structure of a plan.
     #[error("the plan is not TOML with [[rule]] tables of keys and values: {0}")]
-    Toml(String),
+    InvalidToml(String),
 }

@@ -48,7 +48,7 @@ pub struct PacketFacts {
     /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
     /// The length of the packet in bytes, without the link-layer header.
-    pub bytes: u32,
+    pub len_bytes: u32,
 }
 
 impl PacketFacts {

@@ -13,7 +13,7 @@ use crate::{
 /// # Panics
 /// Panics if the printed plan differs, or a rule strikes more often than it matched or its count
 /// allows.
-pub fn fault_plan(bytes: &[u8]) {
+pub fn parse_and_run_fault_plan(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
@@ -43,10 +43,10 @@ fn run_plan(plan: Plan) {
             queue_pair,
             peer_qpn: Some(18),
             operation: "SEND",
-            bytes: 64 * (step % 4),
+            len_bytes: 64 * (step % 4),
         };
         let fate = injector.decide_packet(now_ns, &facts);
-        assert!(fate.corrupt_bit.is_none_or(|bit| bit < facts.bytes * 8));
+        assert!(fate.corrupt_bit.is_none_or(|bit| bit < facts.len_bytes * 8));
         let verb = VerbCallFacts {
             verb_name: "ibv_reg_mr_iova2",
             queue_pair,
@@ -62,7 +62,7 @@ fn run_plan(plan: Plan) {
             operation: "RECV",
             queue_pair,
         };
-        injector.completion_delay_ns(now_ns, &completion);
+        injector.decide_completion_delay_ns(now_ns, &completion);
         injector.take_due_incidents(now_ns);
         assert!(
             injector
@@ -81,6 +81,6 @@ fn run_plan(plan: Plan) {
 mod tests {
     #[test]
     fn the_corpus_of_fault_plans_is_replayed() {
-        corpus::replay("fault_plan", super::fault_plan);
+        corpus::replay("fault_plan", super::parse_and_run_fault_plan);
     }
 }

@@ -16,7 +16,7 @@ use crate::verdict::{
 /// opened its device.
 #[derive(Clone, Debug)]
 pub struct Injector {
-    states: Vec<RuleState>,
+    rule_states: Vec<RuleState>,
     /// The time at which the link is up again, `u64::MAX` for never; `None` if the link is up.
     link_down_until_ns: Option<u64>,
 }
@@ -36,28 +36,28 @@ impl Injector {
             states.push(RuleState::new(rule, draws));
         }
         Self {
-            states,
+            rule_states: states,
             link_down_until_ns: None,
         }
     }
 
     /// Returns the rules of the plan, in the order of the plan.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
-        self.states.iter().map(|state| &state.rule)
+        self.rule_states.iter().map(|state| &state.rule)
     }
 
     /// Returns the counts of the rules, in the order of the plan.
     pub fn rule_counts(&self) -> impl ExactSizeIterator<Item = RuleCounts> + '_ {
-        self.states.iter().map(|state| RuleCounts {
-            matched: state.matched,
-            struck: state.struck,
+        self.rule_states.iter().map(|state| RuleCounts {
+            matched: state.matched_count,
+            struck: state.struck_count,
         })
     }
 
     /// Returns the fate of a packet that is sent or received.
     pub fn decide_packet(&mut self, now_ns: u64, facts: &PacketFacts) -> PacketVerdict {
         let mut fate = PacketVerdict::default();
-        for (index, state) in self.states.iter_mut().enumerate() {
+        for (index, state) in self.rule_states.iter_mut().enumerate() {
             packets::apply_rule(state, index, now_ns, facts, &mut fate);
         }
         fate.drop |= self.is_link_down(now_ns);
@@ -68,7 +68,7 @@ impl Injector {
     pub fn decide_verb_call(&mut self, now_ns: u64, facts: &VerbCallFacts) -> VerbVerdict {
         let mut verdict = VerbVerdict::default();
         let stream = hash_text(facts.verb_name) ^ u64::from(facts.queue_pair.creation_number);
-        for (index, state) in self.states.iter_mut().enumerate() {
+        for (index, state) in self.rule_states.iter_mut().enumerate() {
             let rule = &state.rule;
             let is_for = rule.trigger.is_call_of(facts.verb_name)
                 && rule.filter.includes_time(now_ns)
@@ -76,7 +76,7 @@ impl Injector {
             if !is_for || state.try_strike(stream).is_none() {
                 continue;
             }
-            verdict.struck.add(index);
+            verdict.struck_rules.add_rule(index);
             match state.rule.action {
                 Action::Errno(errno) => verdict.errno = verdict.errno.or(Some(errno)),
                 Action::Incident(incident) => {
@@ -97,7 +97,7 @@ impl Injector {
         facts: &WorkRequestFacts,
     ) -> WorkRequestVerdict {
         let mut verdict = WorkRequestVerdict::default();
-        for (index, state) in self.states.iter_mut().enumerate() {
+        for (index, state) in self.rule_states.iter_mut().enumerate() {
             let rule = &state.rule;
             let is_for = rule.trigger == Trigger::WorkRequest
                 && rule.filter.includes_time(now_ns)
@@ -111,7 +111,7 @@ impl Injector {
             {
                 continue;
             }
-            verdict.struck.add(index);
+            verdict.struck_rules.add_rule(index);
             let fault = match state.rule.action {
                 Action::CompleteWithStatus(status) => Some(WorkRequestFault::Status(status)),
                 Action::ReceiverNotReady(time) => Some(WorkRequestFault::ReceiverNotReady(time)),
@@ -129,14 +129,14 @@ impl Injector {
     }
 
     /// Returns the delay of a completion in nanoseconds, and the rules that struck the completion.
-    pub fn completion_delay_ns(
+    pub fn decide_completion_delay_ns(
         &mut self,
         now_ns: u64,
         facts: &CompletionFacts,
     ) -> (u64, StruckRules) {
         let mut delay = 0u64;
         let mut struck = StruckRules::default();
-        for (index, state) in self.states.iter_mut().enumerate() {
+        for (index, state) in self.rule_states.iter_mut().enumerate() {
             let Action::DelayCompletion(low, high) = state.rule.action else {
                 continue;
             };
@@ -147,7 +147,7 @@ impl Injector {
             if is_for
                 && let Some(strike) = state.try_strike(facts.queue_pair.creation_number.into())
             {
-                struck.add(index);
+                struck.add_rule(index);
                 delay =
                     delay.saturating_add(map_draw_to_range(state.draw_detail(strike), low, high));
             }
@@ -159,7 +159,7 @@ impl Injector {
     #[must_use]
     pub fn next_incident_due_ns(&self) -> Option<u64> {
         let timers = self
-            .states
+            .rule_states
             .iter()
             .filter(|state| is_pending_timed_rule(state));
         let first = timers.map(|state| state.rule.filter.from_ns).min();
@@ -171,14 +171,14 @@ impl Injector {
     pub fn take_due_incidents(&mut self, now_ns: u64) -> (Vec<TargetedIncident>, StruckRules) {
         let mut happenings = Vec::new();
         let mut struck = StruckRules::default();
-        for (index, state) in self.states.iter_mut().enumerate() {
+        for (index, state) in self.rule_states.iter_mut().enumerate() {
             if !is_pending_timed_rule(state) || state.rule.filter.from_ns > now_ns {
                 continue;
             }
             if state.try_strike(0).is_some()
                 && let Action::Incident(incident) = state.rule.action
             {
-                struck.add(index);
+                struck.add_rule(index);
                 happenings.push((incident, state.rule.queue_pair_of_filter()));
             }
         }
@@ -208,7 +208,7 @@ impl Injector {
 
 /// Returns true for a rule of a time (`at=`) that has not struck yet.
 fn is_pending_timed_rule(state: &RuleState) -> bool {
-    state.rule.trigger == Trigger::Time && state.matched == 0
+    state.rule.trigger == Trigger::Time && state.matched_count == 0
 }
 
 /// Returns the queue pair of an incident: the queue pair of the occurrence, or else that of the

@@ -3,14 +3,14 @@
 use verbs_abi::*;
 
 /// A table of names and their numbers.
-pub(crate) type Names<T> = &'static [(&'static str, T)];
+pub(crate) type NameTable<T> = &'static [(&'static str, T)];
 
 macro_rules! errnos {
     ($($name:ident)*) => { &[$((stringify!($name), libc::$name)),*] };
 }
 
 /// Errno values with which a verb can fail.
-pub(crate) const ERRNOS: Names<i32> = errnos! {
+pub(crate) const ERRNOS: NameTable<i32> = errnos! {
     EPERM ENOENT EINTR EIO ENXIO E2BIG EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST ENODEV EINVAL ENFILE EMFILE ENOSPC
     ERANGE ENOSYS EOPNOTSUPP EADDRINUSE EADDRNOTAVAIL ENETDOWN ENETUNREACH ECONNRESET ENOBUFS ETIMEDOUT ECONNREFUSED
     EHOSTUNREACH
@@ -28,7 +28,7 @@ const fn strip(name: &'static str, prefix: &str) -> &'static str {
 }
 
 /// Statuses with which a work request can complete.
-pub(crate) const STATUSES: Names<u32> = prefixed! { "IBV_WC_":
+pub(crate) const STATUSES: NameTable<u32> = prefixed! { "IBV_WC_":
     IBV_WC_LOC_LEN_ERR IBV_WC_LOC_QP_OP_ERR IBV_WC_LOC_PROT_ERR IBV_WC_MW_BIND_ERR
     IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR IBV_WC_REM_INV_REQ_ERR IBV_WC_REM_ACCESS_ERR IBV_WC_REM_OP_ERR
     IBV_WC_RETRY_EXC_ERR IBV_WC_RNR_RETRY_EXC_ERR IBV_WC_REM_ABORT_ERR IBV_WC_FATAL_ERR IBV_WC_RESP_TIMEOUT_ERR
@@ -36,11 +36,11 @@ pub(crate) const STATUSES: Names<u32> = prefixed! { "IBV_WC_":
 };
 
 /// Statuses with which a RECV can complete.
-pub(crate) const RECV_STATUSES: Names<u32> =
+pub(crate) const RECV_STATUSES: NameTable<u32> =
     prefixed! { "IBV_WC_": IBV_WC_LOC_LEN_ERR IBV_WC_LOC_PROT_ERR };
 
 /// The asynchronous events that can be raised.
-pub(crate) const EVENTS: Names<u32> = prefixed! { "IBV_EVENT_":
+pub(crate) const EVENTS: NameTable<u32> = prefixed! { "IBV_EVENT_":
     IBV_EVENT_QP_FATAL IBV_EVENT_QP_REQ_ERR IBV_EVENT_QP_ACCESS_ERR IBV_EVENT_COMM_EST IBV_EVENT_PATH_MIG
     IBV_EVENT_PATH_MIG_ERR IBV_EVENT_DEVICE_FATAL IBV_EVENT_PORT_ACTIVE IBV_EVENT_PORT_ERR IBV_EVENT_LID_CHANGE
     IBV_EVENT_PKEY_CHANGE IBV_EVENT_SM_CHANGE IBV_EVENT_CLIENT_REREGISTER IBV_EVENT_GID_CHANGE
@@ -164,7 +164,7 @@ pub(crate) const VERBS: &[&str] = &[
 /// Returns the number that `name` stands for in a table; case is ignored, and `prefix` may be left
 /// out.
 pub(crate) fn parse_named_value<T: Copy>(
-    names: Names<T>,
+    names: NameTable<T>,
     prefix: &str,
     what: &str,
     text: &str,

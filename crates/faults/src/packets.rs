@@ -51,12 +51,12 @@ pub(crate) fn apply_rule(
     let Some(strike) = strike else {
         return;
     };
-    fate.struck.add(index);
+    fate.struck_rules.add_rule(index);
     match action {
         PacketAction::Drop | PacketAction::Partition(_) => fate.drop = true,
         PacketAction::Duplicate => fate.duplicate = true,
         PacketAction::Corrupt => {
-            let bits = u64::from(facts.bytes) * 8;
+            let bits = u64::from(facts.len_bytes) * 8;
             let bit = map_draw_to_range(state.draw_detail(strike), 0, bits.saturating_sub(1));
             fate.corrupt_bit = u32::try_from(bit).ok().filter(|_| bits > 0);
         }
@@ -67,7 +67,7 @@ pub(crate) fn apply_rule(
             fate.delay_ns = fate.delay_ns.saturating_add(time);
         }
         PacketAction::LimitRate(rate) => {
-            match queue_at_rate_limit_unless_too_long(state, rate, now_ns, facts.bytes) {
+            match queue_at_rate_limit_unless_too_long(state, rate, now_ns, facts.len_bytes) {
                 Some(wait) => fate.delay_ns = fate.delay_ns.saturating_add(wait),
                 None => fate.drop = true,
             }
@@ -79,7 +79,10 @@ fn applies_to(state: &RuleState, action: PacketAction, now_ns: u64, facts: &Pack
     let filter = &state.rule.filter;
     let ends = [facts.source, facts.destination];
     let divided = match action {
-        PacketAction::Partition(p) => ends == [p.one, p.other] || ends == [p.other, p.one],
+        PacketAction::Partition(p) => {
+            ends == [p.first_address, p.second_address]
+                || ends == [p.second_address, p.first_address]
+        }
         _ => true,
     };
     divided

@@ -31,12 +31,12 @@ impl Plan {
     /// # Errors
     /// Returns an error if the text is no plan; the error names the rule.
     pub fn from_toml(text: &str) -> Result<Self, PlanError> {
-        let wrong = |reason: &str| PlanError::Toml(reason.to_owned());
+        let wrong = |reason: &str| PlanError::InvalidToml(reason.to_owned());
         let document: toml::Table = text
             .parse()
-            .map_err(|error: toml::de::Error| PlanError::Toml(error.message().to_owned()))?;
+            .map_err(|error: toml::de::Error| PlanError::InvalidToml(error.message().to_owned()))?;
         if let Some(key) = document.keys().find(|key| *key != "rule") {
-            return Err(PlanError::Toml(format!(
+            return Err(PlanError::InvalidToml(format!(
                 "{key:?} is unknown; there is only rule"
             )));
         }
@@ -51,9 +51,11 @@ impl Plan {
             let table = rule
                 .as_table()
                 .ok_or_else(|| wrong("a rule is not a table"))?;
-            let words = table.iter().map(|(key, value)| toml_setting(key, value));
+            let words = table
+                .iter()
+                .map(|(key, value)| setting_from_toml(key, value));
             let words: Result<RuleSettings, String> = words.collect();
-            all.push(words.map_err(|reason| PlanError::Rule {
+            all.push(words.map_err(|reason| PlanError::InvalidRule {
                 number: at + 1,
                 text: table.keys().cloned().collect::<Vec<_>>().join(","),
                 reason,
@@ -66,10 +68,10 @@ impl Plan {
         match all.len() {
             0 => return Err(PlanError::Empty),
             1..=MAX_RULES => {}
-            many => return Err(PlanError::TooMany(many)),
+            many => return Err(PlanError::TooManyRules(many)),
         }
         let rules = all.iter().enumerate().map(|(at, words)| {
-            Rule::from_settings(words).map_err(|reason| PlanError::Rule {
+            Rule::from_settings(words).map_err(|reason| PlanError::InvalidRule {
                 number: at + 1,
                 text: format_rule_settings(words),
                 reason,
@@ -92,7 +94,7 @@ impl Plan {
 }
 
 /// Converts a key and a value of TOML to a word of a rule.
-fn toml_setting(key: &str, value: &toml::Value) -> Result<(String, Option<String>), String> {
+fn setting_from_toml(key: &str, value: &toml::Value) -> Result<(String, Option<String>), String> {
     let value = match value {
         toml::Value::Boolean(true) => None,
         toml::Value::String(text) => Some(text.trim().to_owned()),
@@ -208,7 +210,10 @@ mod tests {
             assert!(error.contains(expected), "{line}: {error}");
         }
         let many = vec!["drop"; MAX_RULES + 1].join(";");
-        assert_eq!(many.parse::<Plan>(), Err(PlanError::TooMany(MAX_RULES + 1)));
+        assert_eq!(
+            many.parse::<Plan>(),
+            Err(PlanError::TooManyRules(MAX_RULES + 1))
+        );
     }
 
     #[test]

@@ -31,13 +31,13 @@ impl RuleRandom {
 
     /// Returns the random number for occurrence `number` of `stream`; `purpose` distinguishes
     /// several numbers of one occurrence.
-    pub(crate) fn draw(self, stream: u64, number: u64, purpose: u64) -> u64 {
+    pub(crate) fn draw_for_occurrence(self, stream: u64, number: u64, purpose: u64) -> u64 {
         mix(mix(mix(self.key ^ mix(stream)) ^ number) ^ mix(purpose))
     }
 }
 
 /// Returns true for a fraction `probability` of all draws.
-pub(crate) fn is_within(draw: u64, probability: f64) -> bool {
+pub(crate) fn is_draw_within_probability(draw: u64, probability: f64) -> bool {
     // 53 bits are exact in an f64.
     #[allow(clippy::cast_precision_loss)]
     let unit = (draw >> 11) as f64 / (1u64 << 53) as f64;
@@ -61,7 +61,12 @@ mod tests {
         let draws = RuleRandom::new(1, hash_text("rule"));
         for percent in [0, 1, 10, 50, 99, 100] {
             let hits = (0..100_000)
-                .filter(|&n| is_within(draws.draw(3, n, 0), f64::from(percent) / 100.0))
+                .filter(|&n| {
+                    is_draw_within_probability(
+                        draws.draw_for_occurrence(3, n, 0),
+                        f64::from(percent) / 100.0,
+                    )
+                })
                 .count();
             let expected = usize::try_from(percent).unwrap() * 1000;
             assert!(hits.abs_diff(expected) < 600, "{percent} %: {hits}");

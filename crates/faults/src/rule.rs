@@ -51,7 +51,7 @@ pub(crate) struct Filter {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Selection {
     pub(crate) probability: f64,
-    pub(crate) skipped_matches: u64,
+    pub(crate) skipped_match_count: u64,
     pub(crate) every_nth_match: u64,
     pub(crate) max_strikes: u64,
 }
@@ -199,7 +199,10 @@ fn parse_partition(text: &str) -> Result<NetworkPartition, String> {
     });
     let (one, other) = ends
         .ok_or_else(|| format!("{text:?} is not two IP addresses, such as 127.0.0.1/127.0.0.2"))?;
-    Ok(NetworkPartition { one, other })
+    Ok(NetworkPartition {
+        first_address: one,
+        second_address: other,
+    })
 }
 
 /// The words of a rule apart from its action.
@@ -324,7 +327,7 @@ impl RemainingSettings<'_> {
         let probability = self.take_parsed("p", "a probability from 0 to 1", share)?;
         let mut selection = Selection {
             probability: probability.unwrap_or(1.0),
-            skipped_matches: 0,
+            skipped_match_count: 0,
             every_nth_match: 1,
             max_strikes: u64::MAX,
         };
@@ -333,7 +336,7 @@ impl RemainingSettings<'_> {
             return Ok(selection);
         }
         if let Some(after) = self.take_parsed("after", "a number of occurrences", whole)? {
-            selection.skipped_matches = after;
+            selection.skipped_match_count = after;
         }
         if let Some(every) =
             self.take_parsed("every", "a number of occurrences, from 1 on", positive)?

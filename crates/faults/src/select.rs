@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::random::{RuleRandom, is_within};
+use crate::random::{RuleRandom, is_draw_within_probability};
 use crate::rule::Rule;
 
 /// For each rule, the maximum number of streams (queue pairs or verbs) with a counter of their own. All further streams
@@ -15,8 +15,8 @@ pub(crate) struct RuleState {
     pub(crate) rule: Rule,
     pub(crate) random_draws: RuleRandom,
     /// Occurrences that matched the rule.
-    pub(crate) matched: u64,
-    pub(crate) struck: u64,
+    pub(crate) matched_count: u64,
+    pub(crate) struck_count: u64,
     /// The number of matched occurrences in each stream.
     matches_by_stream: HashMap<u64, u64>,
     /// The time at which the last delayed packet of each stream leaves, in nanoseconds.
@@ -32,18 +32,18 @@ pub(crate) struct StruckOccurrence {
     occurrence_number: u64,
 }
 
-/// Purpose of the random number that decides whether a rule strikes; `PURPOSE_DETAIL` is the purpose of all
+/// Purpose of the random number that decides whether a rule strikes; `RANDOM_PURPOSE_DETAIL` is the purpose of all
 /// other numbers.
-const PURPOSE_DECISION: u64 = 0;
-const PURPOSE_DETAIL: u64 = 1;
+const RANDOM_PURPOSE_DECISION: u64 = 0;
+const RANDOM_PURPOSE_DETAIL: u64 = 1;
 
 impl RuleState {
     pub(crate) fn new(rule: Rule, draws: RuleRandom) -> Self {
         Self {
             rule,
             random_draws: draws,
-            matched: 0,
-            struck: 0,
+            matched_count: 0,
+            struck_count: 0,
             matches_by_stream: HashMap::new(),
             last_release_ns_by_stream: HashMap::new(),
             rate_limit_free_at_ns: 0,
@@ -63,20 +63,21 @@ impl RuleState {
         let next = self.matches_by_stream.entry(stream).or_default();
         let number = *next;
         *next += 1;
-        let place = self.matched;
-        self.matched += 1;
+        let place = self.matched_count;
+        self.matched_count += 1;
         let selection = &self.rule.selection;
-        let chosen = place >= selection.skipped_matches
-            && (place - selection.skipped_matches).is_multiple_of(selection.every_nth_match)
-            && self.struck < selection.max_strikes
-            && is_within(
-                self.random_draws.draw(stream, number, PURPOSE_DECISION),
+        let chosen = place >= selection.skipped_match_count
+            && (place - selection.skipped_match_count).is_multiple_of(selection.every_nth_match)
+            && self.struck_count < selection.max_strikes
+            && is_draw_within_probability(
+                self.random_draws
+                    .draw_for_occurrence(stream, number, RANDOM_PURPOSE_DECISION),
                 selection.probability,
             );
         if !chosen {
             return None;
         }
-        self.struck += 1;
+        self.struck_count += 1;
         Some(StruckOccurrence {
             stream,
             occurrence_number: number,
@@ -85,7 +86,10 @@ impl RuleState {
 
     /// Returns a random number for a detail of a strike, such as a delay.
     pub(crate) fn draw_detail(&self, strike: StruckOccurrence) -> u64 {
-        self.random_draws
-            .draw(strike.stream, strike.occurrence_number, PURPOSE_DETAIL)
+        self.random_draws.draw_for_occurrence(
+            strike.stream,
+            strike.occurrence_number,
+            RANDOM_PURPOSE_DETAIL,
+        )
     }
 }

@@ -11,7 +11,7 @@ pub const MAX_RULES: usize = 64;
 pub struct StruckRules(u64);
 
 impl StruckRules {
-    pub(crate) fn add(&mut self, index: usize) {
+    pub(crate) fn add_rule(&mut self, index: usize) {
         self.0 |= 1 << index;
     }
 
@@ -38,7 +38,7 @@ pub struct VerbVerdict {
     /// Incidents that happen before the verb is executed.
     pub incidents: Vec<TargetedIncident>,
     /// The rules that struck the call.
-    pub struck: StruckRules,
+    pub struck_rules: StruckRules,
 }
 
 /// The fault of a work request.
@@ -58,7 +58,7 @@ pub struct WorkRequestVerdict {
     /// Incidents that happen before the work request is executed.
     pub incidents: Vec<TargetedIncident>,
     /// The rules that struck the work request.
-    pub struck: StruckRules,
+    pub struck_rules: StruckRules,
 }
 
 /// Counts of the occurrences that a rule matched and struck.
@@ -84,5 +84,5 @@ pub struct PacketVerdict {
     /// The packet is marked as having experienced congestion (ECN).
     pub ecn: bool,
     /// The rules that struck the packet.
-    pub struck: StruckRules,
+    pub struck_rules: StruckRules,
 }

@@ -27,7 +27,7 @@ fn packet(number: u32) -> PacketFacts {
         },
         peer_qpn: Some(5),
         operation: "SEND",
-        bytes: 1000,
+        len_bytes: 1000,
     }
 }
 
@@ -93,8 +93,11 @@ fn filters_are_obeyed() {
         operation,
         queue_pair: QueuePairIds::default(),
     };
-    assert_eq!(late.completion_delay_ns(0, &facts("RECV")).0, 3_000_000);
-    assert_eq!(late.completion_delay_ns(0, &facts("SEND")).0, 0);
+    assert_eq!(
+        late.decide_completion_delay_ns(0, &facts("RECV")).0,
+        3_000_000
+    );
+    assert_eq!(late.decide_completion_delay_ns(0, &facts("SEND")).0, 0);
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn incidents_have_a_time_or_an_occasion() {
         verdict.incidents[0].0,
         Incident::PauseProcess(1_000_000_000)
     );
-    assert_eq!(verdict.struck.rule_indices().collect::<Vec<_>>(), [2]);
+    assert_eq!(verdict.struck_rules.rule_indices().collect::<Vec<_>>(), [2]);
 }
 
 proptest! {

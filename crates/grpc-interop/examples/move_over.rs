@@ -2,7 +2,7 @@
 //! by its connector. The service and its callers stay what they are.
 
 use grpc_interop::messages::{Payload, SimpleRequest};
-use stream::tonic::{Connect, Incoming};
+use stream::tonic::{Incoming, TonicConnector};
 use stream::{Connector, Listener};
 use tonic::transport::{Endpoint, Server};
 
@@ -13,7 +13,7 @@ pub(crate) async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::builder().add_service(grpc_interop::server());
     tokio::spawn(server.serve_with_incoming(Incoming::new(listener)));
 
-    let connect = Connect::new(Connector::shared()?);
+    let connect = TonicConnector::new(Connector::process_default()?);
     let channel = Endpoint::from_shared(uri)?
         .connect_with_connector(connect)
         .await?;

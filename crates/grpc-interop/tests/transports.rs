@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use grpc_interop::{cases, server};
-use stream::tonic::{Connect, Incoming};
+use stream::tonic::{Incoming, TonicConnector};
 use stream::{Config, Connector, Listener, RdmaPolicy};
 use tokio::sync::oneshot;
 use tonic::transport::{Endpoint, Server};
@@ -25,11 +25,11 @@ fn run(test: impl Future<Output = ()>) {
 /// Every case over a client and a server with these policies.
 async fn all(client: RdmaPolicy, of_server: RdmaPolicy) {
     let with = |policy| Config {
-        policy,
+        rdma_policy: policy,
         ..Config::default()
     };
     let any = "127.0.0.1:0".parse().expect("an address");
-    let listener = Listener::with_config(any, with(of_server)).await;
+    let listener = Listener::bind_with_config(any, with(of_server)).await;
     let listener = listener.expect("listens");
     let address = listener.local_addr().expect("an address");
     let (stop, stopped) = oneshot::channel::<()>();
@@ -43,7 +43,7 @@ async fn all(client: RdmaPolicy, of_server: RdmaPolicy) {
     let connector = Connector::new(with(client)).expect("a device");
     let channel = Endpoint::from_shared(format!("http://{address}"))
         .expect("a URI")
-        .connect_with_connector(Connect::new(connector))
+        .connect_with_connector(TonicConnector::new(connector))
         .await
         .expect("connects");
     let passed = cases::run(channel.clone()).await.expect("every case");

@@ -86,7 +86,7 @@ impl Connection for RdmaConnection {
     }
 
     fn send_keep_alive(&mut self) -> io::Result<()> {
-        self.0.keep_alive()
+        self.0.send_keep_alive()
     }
 }
 

@@ -136,8 +136,8 @@ fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
 #[test]
 fn many_connections_with_pipelines_get_what_was_set() {
     let server = Server::start(ServerConfig {
-        mode: FullPolicy::Store,
-        items: 10_000,
+        full_policy: FullPolicy::Store,
+        item_capacity: 10_000,
         workers: 2,
         log_bytes: Some(256 << 20),
         ..ServerConfig::default()
@@ -199,8 +199,8 @@ fn many_connections_with_pipelines_get_what_was_set() {
 #[test]
 fn a_load_whose_time_is_over_at_its_begin_has_an_answer() {
     let server = Server::start(ServerConfig {
-        mode: FullPolicy::Store,
-        items: 100,
+        full_policy: FullPolicy::Store,
+        item_capacity: 100,
         ..ServerConfig::default()
     })
     .expect("starts");

@@ -65,14 +65,17 @@ pub struct ServerConfig {
     /// prefetched.
     pub batch: usize,
     /// UD queue pairs of each worker, 1 to 64. Batches of answers rotate over them.
-    pub queues: usize,
+    #[serde(rename = "queues")]
+    pub ud_qps_per_worker: usize,
     /// Number of requests that a worker takes from each client per pass.
     #[serde(skip_serializing_if = "is_default_region_scan")]
-    pub scan: RegionScan,
+    #[serde(rename = "scan")]
+    pub request_region_scan: RegionScan,
     /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides `queues`.
     /// Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
-    pub split: usize,
+    #[serde(rename = "split")]
+    pub answer_qps_per_batch: usize,
     /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.
     #[serde(skip_serializing_if = "is_default_send_depth")]
     pub send_depth: u32,
@@ -81,26 +84,32 @@ pub struct ServerConfig {
     /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
     pub max_window: usize,
     /// Selects what happens if the store is full: old items are dropped, or new ones refused.
-    pub mode: FullPolicy,
+    #[serde(rename = "mode")]
+    pub full_policy: FullPolicy,
     /// Number of items that the store is sized for.
-    pub items: usize,
+    #[serde(rename = "items")]
+    pub item_capacity: usize,
     /// Expected bytes of a key.
-    pub key_bytes: usize,
+    #[serde(rename = "key_bytes")]
+    pub expected_key_bytes: usize,
     /// Expected bytes of a value; memory, slots and messages are sized for it. Longer values work, but slower.
-    pub value_bytes: usize,
+    #[serde(rename = "value_bytes")]
+    pub expected_value_bytes: usize,
     /// Bytes of all logs together; if `None`, enough for `items` items.
     pub log_bytes: Option<usize>,
     /// `reads`: with 0, a GET is two READs, of an index bucket and of an item. Otherwise a GET is one READ of this many
     /// bytes, at most 64 KiB: a neighbourhood of records with keys and values inline, as in FaRM-KV.
     ///
     /// `atomics`: bytes that a client READs to find a key whose record is not known; 0 stands for 512.
-    pub read_size: usize,
+    #[serde(rename = "read_size")]
+    pub neighbourhood_read_bytes: usize,
     /// `atomics`: the placement of lock words.
     pub lock_placement: LockPlacement,
     /// `atomics`: alignment of records in bytes, a power of two from 8 to 4096.
     pub record_align: usize,
     /// `atomics`: milliseconds that a client may hold a lock while others wait for it, 1 to 60,000.
-    pub lease_ms: u16,
+    #[serde(rename = "lease_ms")]
+    pub lock_lease_ms: u16,
 }
 
 impl Default for ServerConfig {
@@ -111,21 +120,21 @@ impl Default for ServerConfig {
             design: Design::Herd,
             workers: 1,
             batch: 64,
-            queues: 1,
-            scan: RegionScan::default(),
-            split: 1,
+            ud_qps_per_worker: 1,
+            request_region_scan: RegionScan::default(),
+            answer_qps_per_batch: 1,
             send_depth: DEFAULT_SEND_DEPTH,
             max_clients: 64,
             max_window: 256,
-            mode: FullPolicy::Cache,
-            items: 1 << 20,
-            key_bytes: 16,
-            value_bytes: 32,
+            full_policy: FullPolicy::Cache,
+            item_capacity: 1 << 20,
+            expected_key_bytes: 16,
+            expected_value_bytes: 32,
             log_bytes: None,
-            read_size: 0,
+            neighbourhood_read_bytes: 0,
             lock_placement: LockPlacement::default(),
             record_align: 64,
-            lease_ms: 100,
+            lock_lease_ms: 100,
         }
     }
 }
@@ -138,16 +147,16 @@ impl ServerConfig {
 
     /// Returns the layout of each partition's records, or `None` if the design has no records.
     pub(crate) fn record_layout(&self) -> Option<RecordLayout> {
-        let (read, locks) = match (self.design, self.read_size) {
+        let (read, locks) = match (self.design, self.neighbourhood_read_bytes) {
             (Design::Herd, _) | (Design::Reads, 0) => return None,
             (Design::Reads, size) => (size, LockPlacement::Spread),
             (Design::Atomics, 0) => (512, self.lock_placement),
             (Design::Atomics, size) => (size, self.lock_placement),
         };
         // Hashing gives partitions slightly different shares.
-        let items = self.items.div_ceil(self.workers);
+        let items = self.item_capacity.div_ceil(self.workers);
         let items = items + items / 32 + 64;
-        let lengths = (self.key_bytes, self.value_bytes);
+        let lengths = (self.expected_key_bytes, self.expected_value_bytes);
         Some(RecordLayout::new(
             items,
             lengths,
@@ -160,11 +169,16 @@ impl ServerConfig {
     /// Returns the configuration of the store.
     pub(crate) fn store_config(&self, clock: fn() -> u64, seed: u64) -> StoreConfig {
         // An item that clients READ ends in a checksum.
-        let value = self.value_bytes + if self.design == Design::Reads { 8 } else { 0 };
-        let fits = StoreConfig::for_items(self.workers, self.items, self.key_bytes, value);
+        let value = self.expected_value_bytes + if self.design == Design::Reads { 8 } else { 0 };
+        let fits = StoreConfig::for_items(
+            self.workers,
+            self.item_capacity,
+            self.expected_key_bytes,
+            value,
+        );
         StoreConfig {
             log_bytes: self.log_bytes.unwrap_or(fits.log_bytes),
-            full_policy: self.mode,
+            full_policy: self.full_policy,
             clock_ms: clock,
             hash_seed: seed,
             ..fits
@@ -176,22 +190,34 @@ impl service::ServerConfig for ServerConfig {
     fn check(&self) -> Result<(), String> {
         check_in_range("workers", self.workers, 1..=64)?;
         check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        check_in_range("queues", self.queues, 1..=64)?;
+        check_in_range("queues", self.ud_qps_per_worker, 1..=64)?;
         check_in_range("send_depth", self.send_depth as usize, 64..=1 << 15)?;
-        if !self.split.is_power_of_two() || !self.queues.is_multiple_of(self.split) {
+        if !self.answer_qps_per_batch.is_power_of_two()
+            || !self
+                .ud_qps_per_worker
+                .is_multiple_of(self.answer_qps_per_batch)
+        {
             return Err(format!(
                 "split is {}: it must be a power of two that divides the {} queues",
-                self.split, self.queues
+                self.answer_qps_per_batch, self.ud_qps_per_worker
             ));
         }
         check_in_range("max_clients", self.max_clients, 1..=1024)?;
         check_in_range("max_window", self.max_window, 1..=MAX_WINDOW)?;
-        check_in_range("items", self.items, 1..=1 << 32)?;
-        check_in_range("key_bytes", self.key_bytes, 0..=crate::store::MAX_KEY_BYTES)?;
-        check_in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)?;
-        check_in_range("read_size", self.read_size, 0..=1 << 16)?;
+        check_in_range("items", self.item_capacity, 1..=1 << 32)?;
+        check_in_range(
+            "key_bytes",
+            self.expected_key_bytes,
+            0..=crate::store::MAX_KEY_BYTES,
+        )?;
+        check_in_range(
+            "value_bytes",
+            self.expected_value_bytes,
+            0..=MAX_VALUE_BYTES,
+        )?;
+        check_in_range("read_size", self.neighbourhood_read_bytes, 0..=1 << 16)?;
         check_in_range("record_align", self.record_align, 8..=4096)?;
-        check_in_range("lease_ms", self.lease_ms.into(), 1..=60_000)?;
+        check_in_range("lease_ms", self.lock_lease_ms.into(), 1..=60_000)?;
         if !self.record_align.is_power_of_two() {
             return Err(format!(
                 "record_align is {}: it must be a power of two",
@@ -236,7 +262,8 @@ pub struct ClientConfig {
     /// Largest number of requests in a postlist, 1 to 64.
     pub batch: usize,
     /// Bytes of the longest value that arrives in one message; longer values take up to 64 messages.
-    pub value_bytes: usize,
+    #[serde(rename = "value_bytes")]
+    pub max_single_message_value_bytes: usize,
     /// Milliseconds without any answer after which the client connects new queue pairs and sends its requests again.
     pub answer_ms: u64,
     /// Milliseconds that a request may take in total, including reconnecting.
@@ -250,7 +277,7 @@ impl Default for ClientConfig {
             nic: NicConfig::default(),
             window: 64,
             batch: 16,
-            value_bytes: 1064,
+            max_single_message_value_bytes: 1064,
             answer_ms: 1_000,
             deadline_ms: 10_000,
         }
@@ -261,7 +288,11 @@ impl ClientConfig {
     pub(crate) fn check_values_in_range(&self) -> Result<(), String> {
         check_in_range("window", self.window, 1..=MAX_WINDOW)?;
         check_in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
-        check_in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)
+        check_in_range(
+            "value_bytes",
+            self.max_single_message_value_bytes,
+            0..=MAX_VALUE_BYTES,
+        )
     }
 
     pub(crate) fn answer_timeout(&self) -> Duration {

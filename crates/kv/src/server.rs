@@ -126,9 +126,9 @@ impl Service for KvService {
         let ud = answer_port_config(&config, port, mtu);
         let doorbells = BatchPolicy {
             max_batch: config.batch,
-            answer_qps: config.queues,
-            region_scan: config.scan,
-            answer_qps_per_batch: config.split,
+            answer_qps: config.ud_qps_per_worker,
+            region_scan: config.request_region_scan,
+            answer_qps_per_batch: config.answer_qps_per_batch,
         };
         let mut workers = Vec::new();
         for number in 0..config.workers {
@@ -323,10 +323,10 @@ fn create_store_and_design(
         ServerError::service_failed(format!("{e}; lower --keys, --value-size or --memory"))
     };
     let store = || Store::new(&of).map(Arc::new).map_err(no_memory);
-    let lease = Duration::from_millis(config.lease_ms.into());
+    let lease = Duration::from_millis(config.lock_lease_ms.into());
     let lock_recovery =
         |tables| Arc::new(LockRecovery::new(tables, lease, runtime.may_start_threads));
-    let (key, value) = (config.key_bytes, config.value_bytes);
+    let (key, value) = (config.expected_key_bytes, config.expected_value_bytes);
     Ok(match (config.design, config.record_layout()) {
         (Design::Herd, _) => {
             let store = store()?;
@@ -359,7 +359,7 @@ fn create_store_and_design(
             let design = ClientLockableRecordsDesign {
                 lock_recovery: lock_recovery(tables.tables_by_partition().to_vec()),
                 tables,
-                lease_ms: config.lease_ms,
+                lease_ms: config.lock_lease_ms,
             };
             (store()?, Box::new(design))
         }
@@ -369,7 +369,8 @@ fn create_store_and_design(
 /// Returns the layout of request slots: a PUT of the expected length and the slot's own word fill whole cache lines.
 fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
-    let request = wire::REQUEST_HEADER_BYTES + config.key_bytes + config.value_bytes;
+    let request =
+        wire::REQUEST_HEADER_BYTES + config.expected_key_bytes + config.expected_value_bytes;
     let payload = (request.next_multiple_of(8) + 8).next_multiple_of(64) - 8;
     RequestRegionLayout {
         slots_per_client: window,
@@ -384,7 +385,7 @@ fn answer_port_config(
     mtu: usize,
 ) -> BufferedUdQpConfig {
     // A ConnectX takes at most 188 bytes inline; longer values are sent from registered memory.
-    let inline = (wire::ANSWER_HEADER_BYTES + config.value_bytes)
+    let inline = (wire::ANSWER_HEADER_BYTES + config.expected_value_bytes)
         .next_multiple_of(8)
         .min(188);
     BufferedUdQpConfig {

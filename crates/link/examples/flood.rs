@@ -38,11 +38,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         receiving.join().map_err(|_| "the receiver panicked")
     })?;
     let sent = |(_, counters): (_, &Counters)| counters.sent_pkts.load(Ordering::Relaxed);
-    let sent: u64 = sender.counters().map(sent).sum();
+    let sent: u64 = sender.counters_by_address().map(sent).sum();
     let seconds = time.as_secs_f64();
     println!("sent {sent}: {:.2} M/s", sent as f64 / seconds / 1e6);
     println!("received {good}: {:.2} M/s", good as f64 / seconds / 1e6);
-    let lost: u64 = receiver.socket_drops().map(|(_, count)| count).sum();
+    let lost: u64 = receiver
+        .kernel_drops_by_address()
+        .map(|(_, count)| count)
+        .sum();
     println!("lost {lost}, with a wrong ICRC {bad}");
     Ok(())
 }
@@ -61,7 +64,7 @@ fn send(sender: &Endpoint, payload_bytes: usize, batch_packets: u64) {
     let packet = vec![7; BTH_BYTES + payload_bytes];
     for _ in 0..100 {
         (0..batch_packets).for_each(|_| batch.push(&flow, &packet));
-        while !batch.is_empty() {
+        while !batch.is_all_sent() {
             sender.send(&mut batch);
         }
     }

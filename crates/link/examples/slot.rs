@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address: std::net::IpAddr = next()?.parse()?;
     let endpoint = Endpoint::open(&Config {
         udp_port: port,
-        fabric: Some(fabric),
+        fabric_membership: Some(fabric),
         ..Config::new(vec![address.into()])
     })?;
     let mut inbox = ReceiveBuffers::default();
@@ -66,7 +66,7 @@ fn command(endpoint: &Endpoint, line: &str) -> std::io::Result<()> {
         "refresh" => endpoint.remove_dead_members(),
         "counters" => {
             let sum = |of: fn(&Counters) -> &AtomicU64| {
-                let counts = endpoint.counters();
+                let counts = endpoint.counters_by_address();
                 let counts = counts.map(|(_, counters)| of(counters).load(Ordering::Relaxed));
                 counts.sum::<u64>()
             };

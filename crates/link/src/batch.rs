@@ -3,7 +3,7 @@
 use roce::icrc::{self, FrameAddresses, ICRC_BYTES, IcrcFields};
 
 /// Largest number of segments of a burst: the limit of kernels since 4.18 (`UDP_MAX_SEGMENTS`).
-const MAX_SEGMENTS: u16 = 64;
+const MAX_SEGMENTS_PER_BURST: u16 = 64;
 
 /// Largest number of bytes of a burst: the longest UDP payload over IPv6 without extension headers, which is less than
 /// over IPv4.
@@ -30,7 +30,7 @@ pub struct PacketBatch {
     bytes: Vec<u8>,
     bursts: Vec<GsoBurst>,
     /// Number of bursts that the kernel has taken.
-    sent_bursts: usize,
+    sent_burst_count: usize,
 }
 
 /// A range of the batch's bytes that is sent as one message of a system call.
@@ -46,7 +46,7 @@ pub(crate) struct GsoBurst {
     pub(crate) segment_bytes: usize,
     pub(crate) packet_count: u16,
     /// True if no further packet may be added.
-    closed: bool,
+    is_closed: bool,
 }
 
 impl GsoBurst {
@@ -58,11 +58,11 @@ impl GsoBurst {
     fn accepts(&self, flow: &PacketFlow, slot: u16, len: usize) -> bool {
         let whole = self.end - self.start == usize::from(self.packet_count) * self.segment_bytes;
         whole
-            && !self.closed
+            && !self.is_closed
             && self.flow == *flow
             && self.dest_process_slot == slot
             && len <= self.segment_bytes
-            && self.packet_count < MAX_SEGMENTS
+            && self.packet_count < MAX_SEGMENTS_PER_BURST
             && self.end - self.start + len <= MAX_BURST_BYTES
     }
 }
@@ -75,7 +75,7 @@ impl PacketBatch {
             src_udp_port: port,
             bytes: Vec::new(),
             bursts: Vec::new(),
-            sent_bursts: 0,
+            sent_burst_count: 0,
         }
     }
 
@@ -104,18 +104,18 @@ impl PacketBatch {
     ///
     /// The packet is a burst of its own, since splitting a burst computes its ICRCs anew.
     pub fn push_damaged(&mut self, flow: &PacketFlow, packet: &[u8], bit: u32) {
-        self.close_last();
+        self.close_last_burst();
         let start = self.bytes.len();
         self.push(flow, packet);
-        self.close_last();
+        self.close_last_burst();
         if let Some(byte) = self.bytes[start..].get_mut(bit as usize / 8) {
             *byte ^= 1 << (bit % 8);
         }
     }
 
-    fn close_last(&mut self) {
+    fn close_last_burst(&mut self) {
         if let Some(burst) = self.bursts.last_mut() {
-            burst.closed = true;
+            burst.is_closed = true;
         }
     }
 
@@ -126,8 +126,8 @@ impl PacketBatch {
             self.bytes.truncate(start);
             return;
         }
-        let slot = dest_slot(&self.bytes[start..]).unwrap_or(0);
-        let open = self.bursts.len() > self.sent_bursts;
+        let slot = dest_process_slot(&self.bytes[start..]).unwrap_or(0);
+        let open = self.bursts.len() > self.sent_burst_count;
         let identification = match self.bursts.last_mut() {
             Some(burst) if open && burst.accepts(flow, slot, len) => {
                 burst.end = end;
@@ -142,7 +142,7 @@ impl PacketBatch {
                     end,
                     segment_bytes: len,
                     packet_count: 1,
-                    closed: false,
+                    is_closed: false,
                 });
                 0
             }
@@ -165,8 +165,8 @@ impl PacketBatch {
 
     /// Returns the number of packets that are not sent yet.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.unsent()
+    pub fn unsent_packet_count(&self) -> usize {
+        self.unsent_bursts()
             .iter()
             .map(|b| usize::from(b.packet_count))
             .sum()
@@ -174,38 +174,41 @@ impl PacketBatch {
 
     /// Returns true if all packets have been sent.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.unsent().is_empty()
+    pub fn is_all_sent(&self) -> bool {
+        self.unsent_bursts().is_empty()
     }
 
     /// Removes all packets and keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bursts.clear();
-        self.sent_bursts = 0;
+        self.sent_burst_count = 0;
     }
 
     /// Returns the bursts that the kernel has not taken yet.
-    pub(crate) fn unsent(&self) -> &[GsoBurst] {
-        &self.bursts[self.sent_bursts..]
+    pub(crate) fn unsent_bursts(&self) -> &[GsoBurst] {
+        &self.bursts[self.sent_burst_count..]
     }
 
     /// Removes the first `count` waiting bursts.
-    pub(crate) fn remove_first_unsent(&mut self, count: usize) {
-        self.sent_bursts += count;
-        if self.sent_bursts >= self.bursts.len() {
+    pub(crate) fn remove_first_unsent_bursts(&mut self, count: usize) {
+        self.sent_burst_count += count;
+        if self.sent_burst_count >= self.bursts.len() {
             self.clear();
         }
     }
 
-    pub(crate) fn bytes(&self, burst: &GsoBurst) -> &[u8] {
+    pub(crate) fn bytes_of_burst(&self, burst: &GsoBurst) -> &[u8] {
         &self.bytes[burst.start..burst.end]
     }
 
     /// Returns the packets of a burst as sent on the wire, each with its frame.
-    pub(crate) fn packets(&self, burst: &GsoBurst) -> impl Iterator<Item = (IcrcFields, &[u8])> {
+    pub(crate) fn packets_of_burst(
+        &self,
+        burst: &GsoBurst,
+    ) -> impl Iterator<Item = (IcrcFields, &[u8])> {
         let first = self.first_segment_icrc_fields(&burst.flow);
-        let packets = self.bytes(burst).chunks(burst.segment_bytes);
+        let packets = self.bytes_of_burst(burst).chunks(burst.segment_bytes);
         (0..)
             .zip(packets)
             .map(move |(k, bytes)| (first.gso_segment_fields(k), bytes))
@@ -213,7 +216,7 @@ impl PacketBatch {
 
     /// Splits the first waiting burst into bursts of one packet each, with the ICRC of identification 0.
     pub(crate) fn split_first_unsent_into_packets(&mut self) {
-        let Some(burst) = self.unsent().first().copied() else {
+        let Some(burst) = self.unsent_bursts().first().copied() else {
             return;
         };
         let frame = self.first_segment_icrc_fields(&burst.flow);
@@ -231,17 +234,17 @@ impl PacketBatch {
             });
         }
         self.bursts
-            .splice(self.sent_bursts..=self.sent_bursts, singles);
+            .splice(self.sent_burst_count..=self.sent_burst_count, singles);
     }
 }
 
 /// Returns the slot in the destination QPN of a packet, or `None` if the packet has no complete BTH.
 #[must_use]
-pub fn dest_slot(packet: &[u8]) -> Option<u16> {
+pub fn dest_process_slot(packet: &[u8]) -> Option<u16> {
     let [_, _, _, _, _, high, middle, _, ..] = *packet else {
         return None;
     };
-    Some(u16::from_be_bytes([high, middle]) >> (crate::SLOT_SHIFT - 8))
+    Some(u16::from_be_bytes([high, middle]) >> (crate::QPN_TO_PROCESS_SLOT_SHIFT - 8))
 }
 
 #[cfg(test)]
@@ -266,8 +269,8 @@ mod tests {
     }
 
     fn shape(batch: &PacketBatch) -> Vec<(u16, usize)> {
-        let shape = |b: &GsoBurst| (b.packet_count, batch.bytes(b).len());
-        batch.unsent().iter().map(shape).collect()
+        let shape = |b: &GsoBurst| (b.packet_count, batch.bytes_of_burst(b).len());
+        batch.unsent_bursts().iter().map(shape).collect()
     }
 
     #[test]
@@ -280,7 +283,7 @@ mod tests {
         batch.push(&flow(3), &packet(3, 20));
         batch.push(&flow(3), &packet(4, 20));
         assert_eq!(shape(&batch)[3..], [(1, 24), (1, 24)]);
-        assert_eq!(batch.len(), 7);
+        assert_eq!(batch.unsent_packet_count(), 7);
     }
 
     #[test]
@@ -292,7 +295,7 @@ mod tests {
         (0..16).for_each(|_| batch.push(&flow(2), &packet(0, 4120)));
         assert_eq!(shape(&batch), [(15, 15 * 4124), (1, 4124)]);
         batch.push(&flow(2), &packet(0, 65_535));
-        assert_eq!(batch.len(), 16);
+        assert_eq!(batch.unsent_packet_count(), 16);
     }
 
     #[test]
@@ -302,12 +305,12 @@ mod tests {
         batch.push(&flow(2), &packet(0, 12));
         let frame = batch.first_segment_icrc_fields(&flow(2));
         let identifications = |batch: &PacketBatch| -> Vec<Option<u16>> {
-            let packets = |b| batch.bytes(b).chunks(b.segment_bytes);
+            let packets = |b| batch.bytes_of_burst(b).chunks(b.segment_bytes);
             let check = |packet| {
                 let (transport, icrc) = icrc::split(packet)?;
                 icrc::recover_identification_if_icrc_valid(&frame, transport, icrc)
             };
-            let all = batch.unsent().iter().flat_map(packets);
+            let all = batch.unsent_bursts().iter().flat_map(packets);
             all.map(check).collect()
         };
         let expected: Vec<_> = (0..4).map(Some).collect();
@@ -327,11 +330,11 @@ mod tests {
             assert_eq!(shape(&batch), [(1, 24); 3]);
             let frame = batch.first_segment_icrc_fields(&flow(2));
             let is_whole = |b: &GsoBurst| {
-                let (transport, icrc) = icrc::split(batch.bytes(b))?;
+                let (transport, icrc) = icrc::split(batch.bytes_of_burst(b))?;
                 icrc::recover_identification_if_icrc_valid(&frame, transport, icrc)
             };
             let whole: Vec<_> = batch
-                .unsent()
+                .unsent_bursts()
                 .iter()
                 .map(|b| is_whole(b).is_some())
                 .collect();
@@ -339,7 +342,7 @@ mod tests {
         }
         let mut batch = PacketBatch::new(4791);
         batch.push_damaged(&flow(2), &packet(0, 65_535), 3);
-        assert!(batch.is_empty());
+        assert!(batch.is_all_sent());
     }
 
     #[test]
@@ -347,12 +350,12 @@ mod tests {
         let mut batch = PacketBatch::new(4791);
         batch.push(&flow(2), &packet(0, 20));
         batch.push(&flow(3), &packet(0, 20));
-        batch.remove_first_unsent(1);
-        assert_eq!(batch.len(), 1);
+        batch.remove_first_unsent_bursts(1);
+        assert_eq!(batch.unsent_packet_count(), 1);
         batch.push(&flow(3), &packet(0, 20));
         assert_eq!(shape(&batch), [(2, 48)]);
-        batch.remove_first_unsent(1);
-        assert!(batch.is_empty());
+        batch.remove_first_unsent_bursts(1);
+        assert!(batch.is_all_sent());
     }
 
     #[test]
@@ -360,15 +363,15 @@ mod tests {
         let mut batch = PacketBatch::new(4791);
         batch.push(&flow(2), &packet(0, 20));
         batch.push_with(&flow(2), Vec::clear);
-        assert!(batch.is_empty());
+        assert!(batch.is_all_sent());
         batch.push_with(&flow(2), |_| ());
-        assert!(batch.is_empty());
+        assert!(batch.is_all_sent());
     }
 
     #[test]
     fn the_slot_is_the_upper_10_bits_of_the_qpn() {
-        assert_eq!(dest_slot(&packet(1023, 12)), Some(1023));
-        assert_eq!(dest_slot(&packet(5, 8)), Some(5));
-        assert_eq!(dest_slot(&[0; 7]), None);
+        assert_eq!(dest_process_slot(&packet(1023, 12)), Some(1023));
+        assert_eq!(dest_process_slot(&packet(5, 8)), Some(5));
+        assert_eq!(dest_process_slot(&[0; 7]), None);
     }
 }

@@ -13,7 +13,7 @@ pub struct Config {
     /// Bytes of the buffers of each socket. Without CAP_NET_ADMIN the kernel limits them to `net.core.rmem_max`.
     pub buffer_bytes: usize,
     /// The fabric that shares the addresses; `None` if they are not shared.
-    pub fabric: Option<FabricMembership>,
+    pub fabric_membership: Option<FabricMembership>,
 }
 
 /// The processes of one user that share addresses.
@@ -36,7 +36,7 @@ impl Config {
             addresses,
             udp_port: roce::UDP_PORT,
             buffer_bytes: DEFAULT_BUFFER_BYTES,
-            fabric: None,
+            fabric_membership: None,
         }
     }
 }
@@ -58,7 +58,7 @@ impl From<IpAddr> for LocalAddress {
 
 impl LocalAddress {
     /// Returns the socket address of `ip`; a link-local address is on the link of this one.
-    pub(crate) fn socket_address(self, ip: IpAddr, port: u16) -> SocketAddr {
+    pub(crate) fn socket_address_on_same_link(self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V4(ip) => (ip, port).into(),
             IpAddr::V6(ip) => {

@@ -50,7 +50,7 @@ counters! {
 }
 
 /// Adds `count` to a counter.
-pub(crate) fn add(counter: &AtomicU64, count: usize) {
+pub(crate) fn add_to_counter(counter: &AtomicU64, count: usize) {
     counter.fetch_add(count as u64, Ordering::Relaxed);
 }
 
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn values_have_the_names_of_the_fields() {
         let counters = Counters::default();
-        add(&counters.send_err, 3);
+        add_to_counter(&counters.send_err, 3);
         assert!(counters.values().contains(&("send_err", 3)));
         assert!(counters.values().contains(&("sent_pkts", 0)));
     }

@@ -11,12 +11,12 @@ use rustix::io::Errno;
 
 use crate::batch::{GsoBurst, PacketBatch};
 use crate::config::{Config, LocalAddress};
-use crate::counters::{Counters, add};
+use crate::counters::{Counters, add_to_counter};
 use crate::error::LinkError;
 use crate::packet::{ReceivedPacket, SentPacket};
-use crate::shared::SharedGroups;
+use crate::shared_groups::SharedGroups;
 use crate::socket::{BoundSocket, PortSharing};
-use crate::sys::epoll::for_each_ready;
+use crate::sys::epoll::for_each_ready_fd;
 use crate::sys::{receive, send};
 
 /// Number of receives from one socket between two polls of all sockets.
@@ -37,9 +37,9 @@ pub struct Endpoint {
     sockets: Vec<BoundSocket>,
     /// The errors of the configured addresses at which no socket could be opened.
     socket_open_errors: Vec<LinkError>,
-    port: u16,
+    udp_port: u16,
     epoll: OwnedFd,
-    shared: Option<SharedGroups>,
+    shared_groups: Option<SharedGroups>,
 }
 
 /// Receive buffers. They use up to 1 MiB, allocated when used.
@@ -92,20 +92,20 @@ impl Endpoint {
     /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::socket_open_errors`] has the
     /// reasons of the addresses that failed.
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
-        let failed = |e: Errno| LinkError::Epoll { source: e.into() };
-        let shared = match &config.fabric {
+        let failed = |e: Errno| LinkError::EpollCreateFailed { source: e.into() };
+        let shared = match &config.fabric_membership {
             Some(fabric) => Some(SharedGroups::open(fabric, config.udp_port)?),
             None => None,
         };
         let mut endpoint = Endpoint {
             sockets: Vec::new(),
             socket_open_errors: Vec::new(),
-            port: config.udp_port,
+            udp_port: config.udp_port,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
-            shared,
+            shared_groups: shared,
         };
         for address in &config.addresses {
-            let opened = match &endpoint.shared {
+            let opened = match &endpoint.shared_groups {
                 Some(shared) => shared.bind_and_join(*address, config),
                 None => BoundSocket::open(*address, config, PortSharing::Exclusive),
             };
@@ -124,7 +124,7 @@ impl Endpoint {
 
     /// Registers all sockets with the epoll descriptor.
     fn register_with_epoll(&self) -> Result<(), Errno> {
-        let handover = self.shared.iter().map(AsFd::as_fd);
+        let handover = self.shared_groups.iter().map(AsFd::as_fd);
         let fds = self.sockets.iter().map(AsFd::as_fd).chain(handover);
         for (i, fd) in (0..).zip(fds) {
             let data = epoll::EventData::new_u64(i);
@@ -145,7 +145,7 @@ impl Endpoint {
     }
 
     /// Returns the counters of each address that was opened.
-    pub fn counters(&self) -> impl Iterator<Item = (IpAddr, &Counters)> {
+    pub fn counters_by_address(&self) -> impl Iterator<Item = (IpAddr, &Counters)> {
         self.sockets.iter().map(|s| (s.address.ip, &s.counters))
     }
 
@@ -155,16 +155,16 @@ impl Endpoint {
     /// # Errors
     /// The error of the system call, e.g. if no route to the destination exists.
     pub fn mtu_towards(&self, addresses: FrameAddresses) -> io::Result<u32> {
-        let socket = self.socket_of(addresses.src());
+        let socket = self.socket_of_source(addresses.src());
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(socket.mtu_towards(addresses.dst())?)
     }
 
     /// Returns for each address the number of packets that the kernel dropped because the buffer was full, since the
     /// endpoint was opened.
-    pub fn socket_drops(&self) -> impl Iterator<Item = (IpAddr, u64)> {
+    pub fn kernel_drops_by_address(&self) -> impl Iterator<Item = (IpAddr, u64)> {
         let drops = |socket: &BoundSocket| {
-            crate::sys::options::dropped_datagrams(socket.as_fd()).unwrap_or(0)
+            crate::sys::options::kernel_dropped_datagram_count(socket.as_fd()).unwrap_or(0)
         };
         let of = move |socket: &BoundSocket| (socket.address.ip, u64::from(drops(socket)));
         self.sockets.iter().map(of)
@@ -173,7 +173,7 @@ impl Endpoint {
     /// Makes an empty batch for this endpoint.
     #[must_use]
     pub fn new_batch(&self) -> PacketBatch {
-        PacketBatch::new(self.port)
+        PacketBatch::new(self.udp_port)
     }
 
     /// Sends the packets of `batch`; returns the number that the kernel took.
@@ -181,7 +181,7 @@ impl Endpoint {
     /// Packets that the kernel refuses are counted and dropped, as if lost in the network. If the kernel's buffer is
     /// full, the remaining packets stay in the batch.
     pub fn send(&self, batch: &mut PacketBatch) -> usize {
-        self.send_all(batch, None)
+        self.send_with_optional_observer(batch, None)
     }
 
     /// Sends the packets of `batch` as [`send`](Self::send), and passes each packet that the kernel has taken to
@@ -193,38 +193,38 @@ impl Endpoint {
         batch: &mut PacketBatch,
         mut observe: impl FnMut(&SentPacket<'_>),
     ) -> usize {
-        self.send_all(batch, Some(&mut observe))
+        self.send_with_optional_observer(batch, Some(&mut observe))
     }
 
-    fn send_all(
+    fn send_with_optional_observer(
         &self,
         batch: &mut PacketBatch,
         mut observer: Option<&mut dyn FnMut(&SentPacket<'_>)>,
     ) -> usize {
         let mut sent = 0;
-        while let Some(first) = batch.unsent().first() {
+        while let Some(first) = batch.unsent_bursts().first() {
             let source = first.flow.addresses.src();
-            let Some(socket) = self.socket_of(source) else {
-                if let Some(counters) = self.counters_of_or_first(source) {
-                    add(&counters.send_err, usize::from(first.packet_count));
+            let Some(socket) = self.socket_of_source(source) else {
+                if let Some(counters) = self.counters_of_address_or_first(source) {
+                    add_to_counter(&counters.send_err, usize::from(first.packet_count));
                 }
-                batch.remove_first_unsent(1);
+                batch.remove_first_unsent_bursts(1);
                 continue;
             };
-            if first.packet_count > 1 && socket.segmentation_refused.load(Ordering::Relaxed) {
+            if first.packet_count > 1 && socket.is_segmentation_refused.load(Ordering::Relaxed) {
                 batch.split_first_unsent_into_packets();
                 continue;
             }
             match send_first_bursts(socket, batch) {
                 Ok(bursts) => {
-                    let bursts = &batch.unsent()[..bursts];
+                    let bursts = &batch.unsent_bursts()[..bursts];
                     let packets = bursts
                         .iter()
                         .map(|b| usize::from(b.packet_count))
                         .sum::<usize>();
                     let bytes = bursts.iter().map(GsoBurst::byte_count).sum::<usize>();
-                    add(&socket.counters.sent_pkts, packets);
-                    add(&socket.counters.sent_bytes, bytes);
+                    add_to_counter(&socket.counters.sent_pkts, packets);
+                    add_to_counter(&socket.counters.sent_bytes, bytes);
                     sent += packets;
                     if let Some(observe) = &mut observer {
                         bursts
@@ -232,7 +232,7 @@ impl Endpoint {
                             .for_each(|burst| observe_burst(socket, batch, burst, observe));
                     }
                     let bursts = bursts.len();
-                    batch.remove_first_unsent(bursts);
+                    batch.remove_first_unsent_bursts(bursts);
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
@@ -244,27 +244,33 @@ impl Endpoint {
 
     /// Handles the first burst, which the kernel has refused.
     fn split_or_drop_refused_burst(socket: &BoundSocket, batch: &mut PacketBatch, error: Errno) {
-        let Some(packets) = batch.unsent().first().map(|b| usize::from(b.packet_count)) else {
+        let Some(packets) = batch
+            .unsent_bursts()
+            .first()
+            .map(|b| usize::from(b.packet_count))
+        else {
             return;
         };
         // EIO: the device computes no checksums, so the kernel does not segment (`udp_send_skb`).
         if error == Errno::IO && packets > 1 {
-            socket.segmentation_refused.store(true, Ordering::Relaxed);
-            add(&socket.counters.unsegmented_bursts, 1);
+            socket
+                .is_segmentation_refused
+                .store(true, Ordering::Relaxed);
+            add_to_counter(&socket.counters.unsegmented_bursts, 1);
             batch.split_first_unsent_into_packets();
             return;
         }
-        add(&socket.counters.send_err, packets);
-        batch.remove_first_unsent(1);
+        add_to_counter(&socket.counters.send_err, packets);
+        batch.remove_first_unsent_bursts(1);
     }
 
-    fn socket_of(&self, source: IpAddr) -> Option<&BoundSocket> {
+    fn socket_of_source(&self, source: IpAddr) -> Option<&BoundSocket> {
         self.sockets.iter().find(|s| s.address.ip == source)
     }
 
     /// Returns the counters of an address; those of the first address if no socket has this one.
-    fn counters_of_or_first(&self, ip: IpAddr) -> Option<&Counters> {
-        let socket = self.socket_of(ip).or(self.sockets.first())?;
+    fn counters_of_address_or_first(&self, ip: IpAddr) -> Option<&Counters> {
+        let socket = self.socket_of_source(ip).or(self.sockets.first())?;
         Some(&socket.counters)
     }
 
@@ -287,32 +293,32 @@ impl Endpoint {
                 .and_then(|last| self.sockets.get(last))
         {
             inbox.receives_before_repoll = turns;
-            return self.receive_from(socket, inbox, &mut take);
+            return self.receive_from_socket(socket, inbox, &mut take);
         }
         inbox.is_last_socket_drained = false;
-        self.receive_from_any(inbox, &mut take)
+        self.receive_from_any_socket(inbox, &mut take)
     }
 
-    fn receive_from_any(
+    fn receive_from_any_socket(
         &self,
         inbox: &mut ReceiveBuffers,
         take: &mut impl FnMut(ReceivedPacket<'_>),
     ) -> usize {
         let (mut count, mut ready) = (0, 0);
-        for_each_ready(self.epoll.as_fd(), |registered| {
+        for_each_ready_fd(self.epoll.as_fd(), |registered| {
             ready += 1;
             let i = usize::try_from(registered).unwrap_or(usize::MAX);
             if let Some(socket) = self.sockets.get(i) {
-                count += self.receive_from(socket, inbox, take);
+                count += self.receive_from_socket(socket, inbox, take);
                 inbox.last_received_socket = Some(i);
-            } else if let Some(shared) = &self.shared {
+            } else if let Some(shared) = &self.shared_groups {
                 let mut counted = |packet: ReceivedPacket<'_>| {
                     if let Some(counters) =
-                        self.counters_of_or_first(packet.icrc_fields.addresses.dst())
+                        self.counters_of_address_or_first(packet.icrc_fields.addresses.dst())
                     {
-                        add(&counters.forward_rcvd_pkts, 1);
-                        add(&counters.rcvd_pkts, 1);
-                        add(&counters.rcvd_bytes, packet.bytes.len());
+                        add_to_counter(&counters.forward_rcvd_pkts, 1);
+                        add_to_counter(&counters.rcvd_pkts, 1);
+                        add_to_counter(&counters.rcvd_bytes, packet.bytes.len());
                     }
                     take(packet);
                 };
@@ -327,7 +333,7 @@ impl Endpoint {
         count
     }
 
-    fn receive_from(
+    fn receive_from_socket(
         &self,
         socket: &BoundSocket,
         inbox: &mut ReceiveBuffers,
@@ -341,7 +347,9 @@ impl Endpoint {
         inbox.is_last_socket_drained = messages < inbox.max_messages_of_next_call;
         inbox.max_messages_of_next_call = match messages {
             0 => MIN_MESSAGES_PER_CALL,
-            all if all == inbox.max_messages_of_next_call => (all * 2).min(receive::MAX_MESSAGES),
+            all if all == inbox.max_messages_of_next_call => {
+                (all * 2).min(receive::MAX_MESSAGES_PER_CALL)
+            }
             _ => inbox.max_messages_of_next_call,
         };
         let mut count = 0;
@@ -350,7 +358,7 @@ impl Endpoint {
                 count += self.split_into_packets(socket, &message, take);
             }
         }
-        add(&socket.counters.rcvd_pkts, count);
+        add_to_counter(&socket.counters.rcvd_pkts, count);
         count
     }
 
@@ -367,24 +375,24 @@ impl Endpoint {
         let frame = IcrcFields {
             addresses,
             src_port: message.source_port,
-            dst_port: self.port,
+            dst_port: self.udp_port,
             identification: 0,
         };
         if message.bytes.is_empty() {
-            add(&socket.counters.rcvd_short_pkts, 1);
+            add_to_counter(&socket.counters.rcvd_short_pkts, 1);
         }
         let (mut count, mut total) = (0, 0);
         for (place, bytes) in (0..).zip(message.bytes.chunks(message.segment_bytes.max(1))) {
             let frame = frame.gso_segment_fields(place);
             let (class, limit) = (message.traffic_class, message.hop_limit);
             let Some(packet) = ReceivedPacket::new(frame, class, limit, bytes) else {
-                add(&socket.counters.rcvd_short_pkts, 1);
+                add_to_counter(&socket.counters.rcvd_short_pkts, 1);
                 continue;
             };
-            if let Some(shared) = &self.shared
+            if let Some(shared) = &self.shared_groups
                 && !shared.is_for_this_process(&packet)
             {
-                if shared.take_probe_or_forward_is_order_doubtful(socket, &packet) {
+                if shared.handle_misdirected_packet(socket, &packet) {
                     shared.remove_dead_members_and_probe(&self.sockets, true);
                 }
                 continue;
@@ -393,7 +401,7 @@ impl Endpoint {
             count += 1;
             total += bytes.len();
         }
-        add(&socket.counters.rcvd_bytes, total);
+        add_to_counter(&socket.counters.rcvd_bytes, total);
         count
     }
 
@@ -401,10 +409,10 @@ impl Endpoint {
     ///
     /// # Errors
     /// No process has the slot, or its queue is full. The packet is counted.
-    pub fn forward(&self, slot: u16, packet: &ReceivedPacket<'_>) -> io::Result<()> {
-        let counters = self.counters_of_or_first(packet.icrc_fields.addresses.dst());
-        match self.shared.as_ref().zip(counters) {
-            Some((shared, counters)) => shared.forward(slot, packet, counters),
+    pub fn forward_to_process(&self, slot: u16, packet: &ReceivedPacket<'_>) -> io::Result<()> {
+        let counters = self.counters_of_address_or_first(packet.icrc_fields.addresses.dst());
+        match self.shared_groups.as_ref().zip(counters) {
+            Some((shared, counters)) => shared.forward_to_process(slot, packet, counters),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
@@ -412,7 +420,7 @@ impl Endpoint {
     /// Removes dead processes of the fabric from the groups, so that packets reach the right processes directly.
     /// Misdirected packets cause the same, but later.
     pub fn remove_dead_members(&self) {
-        if let Some(shared) = &self.shared {
+        if let Some(shared) = &self.shared_groups {
             shared.remove_dead_members_and_probe(&self.sockets, false);
         }
     }
@@ -420,7 +428,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if let Some(shared) = &self.shared {
+        if let Some(shared) = &self.shared_groups {
             shared.leave_and_close(std::mem::take(&mut self.sockets));
         }
     }
@@ -444,7 +452,7 @@ fn observe_burst(
         0 => socket.default_hop_limit(),
         limit => limit,
     };
-    for (frame, bytes) in batch.packets(burst) {
+    for (frame, bytes) in batch.packets_of_burst(burst) {
         observe(&SentPacket {
             icrc_fields: frame,
             traffic_class: burst.flow.traffic_class,
@@ -457,19 +465,20 @@ fn observe_burst(
 /// Sends the first bursts of `batch` whose source is `socket`; returns the number of sent bursts.
 fn send_first_bursts(socket: &BoundSocket, batch: &PacketBatch) -> Result<usize, Errno> {
     let source = socket.address.ip;
-    let segmented = !socket.segmentation_refused.load(Ordering::Relaxed);
+    let segmented = !socket.is_segmentation_refused.load(Ordering::Relaxed);
     let sendable =
         |b: &&GsoBurst| b.flow.addresses.src() == source && (segmented || b.packet_count == 1);
-    let bursts = batch.unsent().iter().take_while(sendable);
-    let mut messages: Vec<send::BurstMessage<'_>> = Vec::with_capacity(send::MAX_MESSAGES);
-    for burst in bursts.take(send::MAX_MESSAGES) {
+    let bursts = batch.unsent_bursts().iter().take_while(sendable);
+    let mut messages: Vec<send::BurstMessage<'_>> = Vec::with_capacity(send::MAX_MESSAGES_PER_CALL);
+    for burst in bursts.take(send::MAX_MESSAGES_PER_CALL) {
         messages.push(send::BurstMessage {
-            to: socket.address_of(burst.flow.addresses.dst()),
-            bytes: batch.bytes(burst),
+            destination: socket.socket_address_on_same_link(burst.flow.addresses.dst()),
+            bytes: batch.bytes_of_burst(burst),
             segment_bytes: (burst.packet_count > 1).then_some(burst.segment_bytes as u16),
             traffic_class: burst.flow.traffic_class,
             hop_limit: burst.flow.hop_limit,
         });
     }
-    send::send(socket.as_fd(), &messages).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    send::send_bursts(socket.as_fd(), &messages)
+        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }

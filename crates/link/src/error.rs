@@ -31,7 +31,7 @@ pub enum LinkError {
     },
     /// A system call failed.
     #[error("cannot {what} for UDP port {port} of {address}: {source}")]
-    Socket {
+    SocketCallFailed {
         /// The attempted operation.
         what: &'static str,
         /// Address of the socket.
@@ -43,7 +43,7 @@ pub enum LinkError {
     },
     /// A file of the fabric's folder cannot be used.
     #[error("cannot {what} {path}: {source}")]
-    File {
+    FabricFile {
         /// The attempted operation.
         what: &'static str,
         /// Path of the file.
@@ -53,7 +53,7 @@ pub enum LinkError {
     },
     /// The epoll descriptor could not be made: out of descriptors, or out of kernel memory.
     #[error("cannot wait for packets (epoll): {source}")]
-    Epoll {
+    EpollCreateFailed {
         /// Error of the system call.
         source: io::Error,
     },
@@ -76,7 +76,9 @@ impl LinkError {
             Self::PortInUse { .. } => Errno::ADDRINUSE,
             Self::NoSuchAddress { .. } | Self::NoAddress => Errno::ADDRNOTAVAIL,
             Self::InvalidSlot { .. } => Errno::INVAL,
-            Self::Socket { source, .. } | Self::File { source, .. } | Self::Epoll { source } => {
+            Self::SocketCallFailed { source, .. }
+            | Self::FabricFile { source, .. }
+            | Self::EpollCreateFailed { source } => {
                 Errno::from_io_error(source).unwrap_or(Errno::IO)
             }
         };

@@ -24,13 +24,13 @@ mod config;
 pub mod counters;
 pub mod endpoint;
 pub mod error;
-mod group;
-mod handover;
-mod members;
+mod forwarding_socket;
+mod group_members;
 mod packet;
-pub mod probe;
-mod shared;
+pub mod probe_features;
+mod shared_groups;
 mod socket;
+mod socket_groups;
 mod steering;
 mod sys;
 
@@ -40,7 +40,7 @@ pub use counters::Counters;
 pub use endpoint::{Endpoint, ReceiveBuffers};
 pub use error::LinkError;
 pub use packet::{ReceivedPacket, SentPacket};
-pub use socket::PortState;
+pub use socket::UdpPortState;
 
 /// Number of QPN bits below the slot of the process.
-pub const SLOT_SHIFT: u32 = 14;
+pub const QPN_TO_PROCESS_SLOT_SHIFT: u32 = 14;

@@ -3,7 +3,7 @@
 use roce::icrc::IcrcFields;
 
 /// Bytes of the shortest packet: a BTH and an ICRC.
-const MIN_BYTES: usize = 12 + 4;
+const MIN_PACKET_BYTES: usize = 12 + 4;
 
 /// A received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl<'a> ReceivedPacket<'a> {
         hop_limit: Option<u8>,
         bytes: &'a [u8],
     ) -> Option<ReceivedPacket<'a>> {
-        (bytes.len() >= MIN_BYTES).then_some(ReceivedPacket {
+        (bytes.len() >= MIN_PACKET_BYTES).then_some(ReceivedPacket {
             icrc_fields: frame,
             traffic_class,
             hop_limit,
@@ -51,7 +51,7 @@ impl<'a> ReceivedPacket<'a> {
 
     /// Returns true if a router marked the packet with "congestion experienced".
     #[must_use]
-    pub fn congestion_experienced(&self) -> bool {
+    pub fn is_congestion_experienced(&self) -> bool {
         self.traffic_class & 3 == 3
     }
 

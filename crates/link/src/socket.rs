@@ -5,14 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
-use liveness::descriptors::{replace_by_dev_null_in_children, stop_replacing_in_children};
+use liveness::non_inherited_descriptors::{
+    replace_by_dev_null_in_children, stop_replacing_in_children,
+};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 use crate::config::{Config, LocalAddress};
 use crate::counters::Counters;
 use crate::error::LinkError;
-use crate::sys::options::set_int;
+use crate::sys::options::set_int_socket_option;
 
 /// The sharing of an address and port by a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +23,9 @@ pub(crate) enum PortSharing {
     Exclusive,
     /// The socket is the first of a group. It is bound exclusively, which fails if another socket exists, and then made
     /// sharable.
-    First,
+    FirstOfGroup,
     /// The socket joins the existing sockets of a group.
-    Join,
+    JoinGroup,
 }
 
 /// A UDP socket that is bound to one address, so that its packets have this source or destination. It is unconnected,
@@ -31,16 +33,16 @@ pub(crate) enum PortSharing {
 #[derive(Debug)]
 pub(crate) struct BoundSocket {
     pub(crate) address: LocalAddress,
-    port: u16,
+    udp_port: u16,
     fd: OwnedFd,
     /// True if the kernel has refused segmentation on this socket.
-    pub(crate) segmentation_refused: AtomicBool,
+    pub(crate) is_segmentation_refused: AtomicBool,
     pub(crate) counters: Counters,
 }
 
 /// The owner of the port of an address.
 #[derive(Debug)]
-pub enum PortState {
+pub enum UdpPortState {
     /// The port is free.
     Free,
     /// This number of processes of the fabric own the port, and others can join.
@@ -50,10 +52,10 @@ pub enum PortState {
 }
 
 /// Returns the owner of the port of an address that no process of the fabric uses.
-pub(crate) fn probe_port(address: LocalAddress, config: &Config) -> PortState {
+pub(crate) fn probe_udp_port(address: LocalAddress, config: &Config) -> UdpPortState {
     match BoundSocket::open(address, config, PortSharing::Exclusive) {
-        Ok(_) => PortState::Free,
-        Err(error) => PortState::Unavailable(error),
+        Ok(_) => UdpPortState::Free,
+        Err(error) => UdpPortState::Unavailable(error),
     }
 }
 
@@ -79,7 +81,7 @@ impl BoundSocket {
     ) -> Result<BoundSocket, LinkError> {
         let port = config.udp_port;
         let failed = |what| {
-            move |source| LinkError::Socket {
+            move |source| LinkError::SocketCallFailed {
                 what,
                 address: address.ip,
                 port,
@@ -90,13 +92,13 @@ impl BoundSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(family, SocketType::DGRAM, flags, None)
             .map_err(|e| failed("open a socket")(e.into()))?;
-        set_options(fd.as_fd(), address.ip, config.buffer_bytes)
+        set_socket_options(fd.as_fd(), address.ip, config.buffer_bytes)
             .map_err(failed("set the options"))?;
-        let share = || set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
-        if mode == PortSharing::Join {
+        let share = || set_int_socket_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
+        if mode == PortSharing::JoinGroup {
             share().map_err(failed("share the port"))?;
         }
-        match bind(&fd, &address.socket_address(address.ip, port)) {
+        match bind(&fd, &address.socket_address_on_same_link(address.ip, port)) {
             Ok(()) => {}
             Err(Errno::ADDRINUSE) => {
                 return Err(LinkError::PortInUse {
@@ -111,7 +113,7 @@ impl BoundSocket {
             }
             Err(e) => return Err(failed("bind")(e.into())),
         }
-        if mode == PortSharing::First {
+        if mode == PortSharing::FirstOfGroup {
             share().map_err(failed("share the port"))?;
         }
         // A child that inherits the socket would keep its place in the group when this process ends, and packets of
@@ -119,9 +121,9 @@ impl BoundSocket {
         replace_by_dev_null_in_children(&fd).map_err(failed("keep children from having it"))?;
         Ok(BoundSocket {
             address,
-            port,
+            udp_port: port,
             fd,
-            segmentation_refused: AtomicBool::new(false),
+            is_segmentation_refused: AtomicBool::new(false),
             counters: Counters::default(),
         })
     }
@@ -131,9 +133,12 @@ impl BoundSocket {
     pub(crate) fn mtu_towards(&self, destination: IpAddr) -> Result<u32, Errno> {
         let family = family_of(self.address.ip);
         let probe = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        bind(&probe, &self.address.socket_address(self.address.ip, 0))?;
+        bind(
+            &probe,
+            &self.address.socket_address_on_same_link(self.address.ip, 0),
+        )?;
         // No packet is sent.
-        connect(&probe, &self.address_of(destination))?;
+        connect(&probe, &self.socket_address_on_same_link(destination))?;
         if destination.is_ipv4() {
             sockopt::ip_mtu(&probe)
         } else {
@@ -156,8 +161,8 @@ impl BoundSocket {
     }
 
     /// Returns the socket address of `ip`; a link-local address is on the link of this socket.
-    pub(crate) fn address_of(&self, ip: IpAddr) -> SocketAddr {
-        self.address.socket_address(ip, self.port)
+    pub(crate) fn socket_address_on_same_link(&self, ip: IpAddr) -> SocketAddr {
+        self.address.socket_address_on_same_link(ip, self.udp_port)
     }
 }
 
@@ -167,30 +172,30 @@ impl AsFd for BoundSocket {
     }
 }
 
-fn set_options(socket: BorrowedFd<'_>, ip: IpAddr, buffer_bytes: usize) -> io::Result<()> {
+fn set_socket_options(socket: BorrowedFd<'_>, ip: IpAddr, buffer_bytes: usize) -> io::Result<()> {
     match ip {
         IpAddr::V4(_) => {
-            let set = |name, value| set_int(socket, libc::IPPROTO_IP, name, value);
+            let set = |name, value| set_int_socket_option(socket, libc::IPPROTO_IP, name, value);
             set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
             set(libc::IP_RECVTOS, 1)?;
             set(libc::IP_RECVTTL, 1)?;
         }
         IpAddr::V6(_) => {
-            let set = |name, value| set_int(socket, libc::IPPROTO_IPV6, name, value);
+            let set = |name, value| set_int_socket_option(socket, libc::IPPROTO_IPV6, name, value);
             set(libc::IPV6_V6ONLY, 1)?;
             set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
             set(libc::IPV6_RECVTCLASS, 1)?;
             set(libc::IPV6_RECVHOPLIMIT, 1)?;
             // Soft-RoCE sends no UDP checksum over IPv6 either; the ICRC protects the packet.
-            set_int(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
+            set_int_socket_option(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
         }
     }
     // Kernels before 5.0 have no UDP GRO, and receive packets one by one.
-    let _ = set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+    let _ = set_int_socket_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     let bytes = i32::try_from(buffer_bytes).unwrap_or(i32::MAX);
     // With CAP_NET_ADMIN the buffer may exceed net.core.rmem_max.
-    set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
-        .or_else(|_| set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
-    set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
-        .or_else(|_| set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes))
+    set_int_socket_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
+        .or_else(|_| set_int_socket_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
+    set_int_socket_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
+        .or_else(|_| set_int_socket_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, bytes))
 }

@@ -10,14 +10,14 @@ use libc::{
     BPF_RET, BPF_RSH, BPF_TAX, BPF_TXA, BPF_W, sock_filter,
 };
 
-use crate::SLOT_SHIFT;
+use crate::QPN_TO_PROCESS_SLOT_SHIFT;
 
 /// QPNs from this one to the end of slot 0, which belongs to no process, are probes. The kernel delivers a probe to the
 /// index in the group that its lower bits contain. So the receiver learns its index.
 pub(crate) const FIRST_PROBE_QPN: u32 = 1 << 13;
 
 /// Largest number of slots that are compared one after the other; larger sets are halved first.
-const MAX_LEAF_SLOTS: usize = 8;
+const MAX_SLOTS_COMPARED_IN_SEQUENCE: usize = 8;
 
 /// Returns the program for a group whose sockets belong to `slots`, in the order of the group.
 pub(crate) fn slot_filter_program(slots: &[u16]) -> Vec<sock_filter> {
@@ -25,16 +25,16 @@ pub(crate) fn slot_filter_program(slots: &[u16]) -> Vec<sock_filter> {
     places.sort_unstable();
     let mut program = vec![
         // Bytes 4 to 7 of the BTH: reserved byte and destination QPN. A packet that is too short goes to index 0.
-        statement(BPF_LD | BPF_W | BPF_ABS, 4),
-        statement(BPF_ALU | BPF_AND | BPF_K, 0x00ff_ffff),
-        statement(BPF_MISC | BPF_TAX, 0),
-        statement(BPF_ALU | BPF_RSH | BPF_K, SLOT_SHIFT),
-        jump(BPF_JEQ, 0, 0, 5),
-        statement(BPF_MISC | BPF_TXA, 0),
-        jump(BPF_JGE, FIRST_PROBE_QPN, 0, 2),
-        statement(BPF_ALU | BPF_AND | BPF_K, FIRST_PROBE_QPN - 1),
-        statement(BPF_RET | BPF_A, 0),
-        statement(BPF_RET | BPF_K, 0),
+        bpf_statement(BPF_LD | BPF_W | BPF_ABS, 4),
+        bpf_statement(BPF_ALU | BPF_AND | BPF_K, 0x00ff_ffff),
+        bpf_statement(BPF_MISC | BPF_TAX, 0),
+        bpf_statement(BPF_ALU | BPF_RSH | BPF_K, QPN_TO_PROCESS_SLOT_SHIFT),
+        bpf_conditional_jump(BPF_JEQ, 0, 0, 5),
+        bpf_statement(BPF_MISC | BPF_TXA, 0),
+        bpf_conditional_jump(BPF_JGE, FIRST_PROBE_QPN, 0, 2),
+        bpf_statement(BPF_ALU | BPF_AND | BPF_K, FIRST_PROBE_QPN - 1),
+        bpf_statement(BPF_RET | BPF_A, 0),
+        bpf_statement(BPF_RET | BPF_K, 0),
     ];
     append_slot_search(&places, &mut program);
     program
@@ -42,29 +42,29 @@ pub(crate) fn slot_filter_program(slots: &[u16]) -> Vec<sock_filter> {
 
 /// Appends a binary search of the slot in the accumulator.
 fn append_slot_search(places: &[(u32, u32)], program: &mut Vec<sock_filter>) {
-    if places.len() <= MAX_LEAF_SLOTS {
+    if places.len() <= MAX_SLOTS_COMPARED_IN_SEQUENCE {
         for (slot, place) in places {
-            program.push(jump(BPF_JEQ, *slot, 0, 1));
-            program.push(statement(BPF_RET | BPF_K, *place));
+            program.push(bpf_conditional_jump(BPF_JEQ, *slot, 0, 1));
+            program.push(bpf_statement(BPF_RET | BPF_K, *place));
         }
-        program.push(statement(BPF_RET | BPF_K, 0));
+        program.push(bpf_statement(BPF_RET | BPF_K, 0));
         return;
     }
     let (low, high) = places.split_at(places.len() / 2);
-    program.push(jump(BPF_JGE, high[0].0, 0, 1));
+    program.push(bpf_conditional_jump(BPF_JGE, high[0].0, 0, 1));
     let over_low = program.len();
-    program.push(statement(BPF_JMP | BPF_JA, 0));
+    program.push(bpf_statement(BPF_JMP | BPF_JA, 0));
     append_slot_search(low, program);
     program[over_low].k = (program.len() - over_low - 1) as u32;
     append_slot_search(high, program);
 }
 
-fn statement(code: u32, k: u32) -> sock_filter {
+fn bpf_statement(code: u32, k: u32) -> sock_filter {
     bpf_instruction(code, k, 0, 0)
 }
 
 /// Returns a conditional jump over `if_so` or `if_not` instructions.
-fn jump(condition: u32, k: u32, if_so: u8, if_not: u8) -> sock_filter {
+fn bpf_conditional_jump(condition: u32, k: u32, if_so: u8, if_not: u8) -> sock_filter {
     bpf_instruction(BPF_JMP | condition | BPF_K, k, if_so, if_not)
 }
 
@@ -110,7 +110,7 @@ mod tests {
             assert!(program.len() <= 4096, "the kernel takes no more");
             for slot in 0..1024 {
                 let place = slots.iter().position(|s| *s == slot).unwrap_or(0);
-                let qpn = u32::from(slot) << SLOT_SHIFT | 16;
+                let qpn = u32::from(slot) << QPN_TO_PROCESS_SLOT_SHIFT | 16;
                 assert_eq!(run(&program, qpn) as usize, place, "slot {slot} of {count}");
             }
         }

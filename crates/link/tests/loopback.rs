@@ -3,8 +3,10 @@
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 
-use link::probe::probe_addresses;
-use link::{Config, Endpoint, FabricMembership, LinkError, PacketFlow, PortState, ReceiveBuffers};
+use link::probe_features::probe_addresses;
+use link::{
+    Config, Endpoint, FabricMembership, LinkError, PacketFlow, ReceiveBuffers, UdpPortState,
+};
 use roce::icrc::{self, FrameAddresses};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -26,7 +28,7 @@ fn flow(src: &str, dst: &str) -> PacketFlow {
 
 fn counts(endpoint: &Endpoint, host: &str) -> Vec<(&'static str, u64)> {
     let ip: IpAddr = host.parse().unwrap();
-    let found = endpoint.counters().find(|(of, _)| *of == ip);
+    let found = endpoint.counters_by_address().find(|(of, _)| *of == ip);
     found.expect("an address of the endpoint").1.values()
 }
 
@@ -71,7 +73,7 @@ fn bursts_arrive_as_packets_with_good_icrcs_over_both_families() {
             batch.push(&flow(here, there), &packet(number, len));
         }
         assert_eq!(sender.send(&mut batch), lens.len());
-        assert!(batch.is_empty());
+        assert!(batch.is_all_sent());
         let expected = [0, 1, 2, 3, 0, 1, 0, 1];
         let arrived = receive(receiver, lens.len());
         for (number, (bytes, identification, class, limit)) in (0..).zip(&arrived) {
@@ -165,7 +167,7 @@ fn packets_that_cannot_be_sent_are_counted_and_do_not_hold_up_the_others() {
     batch.push(&flow("127.0.6.1", "127.0.6.1"), &packet(2, 65_480));
     batch.push(&flow("127.0.6.1", "127.0.6.1"), &packet(3, 20));
     endpoint.send(&mut batch);
-    assert!(batch.is_empty());
+    assert!(batch.is_all_sent());
     let arrived = receive(&endpoint, 2);
     assert_eq!(arrived.last().unwrap().0[11], 3);
     let counters = counts(&endpoint, "127.0.6.1");
@@ -213,7 +215,7 @@ fn a_full_buffer_is_an_overrun_and_no_error() {
         batch.push(&flow("127.0.9.1", "127.0.9.1"), &packet(number, 1044));
         endpoint.send(&mut batch);
     }
-    let overruns: Vec<_> = endpoint.socket_drops().collect();
+    let overruns: Vec<_> = endpoint.kernel_drops_by_address().collect();
     assert!(
         matches!(overruns[..], [(of, count)] if of == ip && count > 0),
         "{overruns:?}"
@@ -263,11 +265,11 @@ fn a_probe_says_who_has_the_port() {
         udp_port: port,
         ..Config::new(vec!["127.0.0.9".parse::<IpAddr>().unwrap().into()])
     };
-    let state = |config: &Config| probe_addresses(config).unwrap().remove(0).port_state;
-    assert!(matches!(state(&config(4808)), PortState::Free));
+    let state = |config: &Config| probe_addresses(config).unwrap().remove(0).udp_port_state;
+    assert!(matches!(state(&config(4808)), UdpPortState::Free));
     // The probe itself has released the port.
     let held = UdpSocket::bind("127.0.0.9:4808").unwrap();
-    let PortState::Unavailable(error) = state(&config(4808)) else {
+    let UdpPortState::Unavailable(error) = state(&config(4808)) else {
         panic!("the port is in use");
     };
     assert!(
@@ -278,16 +280,16 @@ fn a_probe_says_who_has_the_port() {
     drop(held);
     let folder = tempfile::tempdir().unwrap();
     let shared = Config {
-        fabric: Some(FabricMembership {
+        fabric_membership: Some(FabricMembership {
             folder: folder.path().to_owned(),
             slot: 3,
         }),
         ..config(4808)
     };
     let own = Endpoint::open(&shared).unwrap();
-    assert!(matches!(state(&shared), PortState::SharedByProcesses(1)));
+    assert!(matches!(state(&shared), UdpPortState::SharedByProcesses(1)));
     drop(own);
-    assert!(matches!(state(&shared), PortState::Free));
+    assert!(matches!(state(&shared), UdpPortState::Free));
 }
 
 #[test]
@@ -304,7 +306,7 @@ fn a_probe_says_what_the_kernel_gives() {
     // No interface has this address, which is in the block for documentation.
     let nowhere = probe_addresses(&config("192.0.2.1")).unwrap().remove(0);
     assert!(nowhere.socket_features.is_none());
-    let PortState::Unavailable(error) = nowhere.port_state else {
+    let UdpPortState::Unavailable(error) = nowhere.udp_port_state else {
         panic!("there is no such address");
     };
     assert!(error.to_string().contains("no address 192.0.2.1"));

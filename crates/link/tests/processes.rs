@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use link::SLOT_SHIFT;
+use link::QPN_TO_PROCESS_SLOT_SHIFT;
 
 /// Time after which a hanging test fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -125,7 +125,7 @@ impl Host {
     /// Sends a packet to each process and waits until it has arrived.
     fn reach(&self, processes: &[(u16, &Process)]) {
         for (slot, process) in processes {
-            let qpn = u32::from(*slot) << SLOT_SHIFT | 77;
+            let qpn = u32::from(*slot) << QPN_TO_PROCESS_SLOT_SHIFT | 77;
             self.send(qpn);
             assert_eq!(process.next(), format!("got {qpn}"), "slot {slot}");
         }
@@ -265,7 +265,7 @@ fn two_fabrics_do_not_share_an_address() {
     let other = tempfile::tempdir().unwrap();
     let config = link::Config {
         udp_port: host.port,
-        fabric: Some(link::FabricMembership {
+        fabric_membership: Some(link::FabricMembership {
             folder: other.path().into(),
             slot: 1,
         }),

@@ -9,7 +9,7 @@ use rustix::net::sockopt::{
 };
 
 /// Number of probes without an answer after which a connection ends.
-const PROBES: u32 = 3;
+const MAX_UNANSWERED_PROBES: u32 = 3;
 
 /// Enables keepalive on a TCP socket. After `idle` without a packet from the peer, the kernel sends three probes, a third
 /// of `idle` apart, as Redis configures its sockets. Without an answer, calls on the socket fail with `ETIMEDOUT` after
@@ -20,10 +20,10 @@ const PROBES: u32 = 3;
 /// # Errors
 /// If the descriptor is no TCP socket.
 pub fn enable_keepalive(tcp: impl AsFd, idle: Duration) -> io::Result<()> {
-    let idle = idle.max(Duration::from_secs(PROBES.into()));
+    let idle = idle.max(Duration::from_secs(MAX_UNANSWERED_PROBES.into()));
     set_tcp_keepidle(&tcp, idle)?;
-    set_tcp_keepintvl(&tcp, idle / PROBES)?;
-    set_tcp_keepcnt(&tcp, PROBES)?;
+    set_tcp_keepintvl(&tcp, idle / MAX_UNANSWERED_PROBES)?;
+    set_tcp_keepcnt(&tcp, MAX_UNANSWERED_PROBES)?;
     Ok(set_socket_keepalive(&tcp, true)?)
 }
 

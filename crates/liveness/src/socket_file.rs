@@ -17,7 +17,7 @@ impl SocketFile {
     /// # Errors
     /// The errors of `bind(2)`: `AddrInUse` if a process listens at the path, or the file is no socket.
     pub fn listen(path: &Path) -> io::Result<(UnixListener, Self)> {
-        remove_stale(path);
+        remove_stale_socket_file(path);
         let listener = UnixListener::bind(path)?;
         let path = path.to_owned();
         Ok((listener, Self { path }))
@@ -37,7 +37,7 @@ impl Drop for SocketFile {
 }
 
 /// Removes the socket file of a process that was killed. Any other file makes `bind` fail.
-fn remove_stale(path: &Path) {
+fn remove_stale_socket_file(path: &Path) {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     let refused =
         || UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);

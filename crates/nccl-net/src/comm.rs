@@ -24,7 +24,7 @@ impl From<collective::Error> for CallFailure {
             E::UnknownRequest
             | E::InvalidReceiveCount(_)
             | E::InvalidRange(_)
-            | E::TooLong { .. } => abi::INVALID_ARGUMENT,
+            | E::MessageTooLong { .. } => abi::INVALID_ARGUMENT,
             _ => abi::REMOTE_ERROR,
         };
         Self {
@@ -35,7 +35,7 @@ impl From<collective::Error> for CallFailure {
 }
 
 /// Returns the failure of an invalid argument.
-pub(crate) fn invalid(reason: impl Into<String>) -> CallFailure {
+pub(crate) fn invalid_argument(reason: impl Into<String>) -> CallFailure {
     CallFailure {
         code: abi::INVALID_ARGUMENT,
         reason: reason.into(),
@@ -52,11 +52,11 @@ pub(crate) struct ListenComm {
 pub(crate) struct NcclComm {
     /// Locked for each call, so that two threads on one connection do no harm, although NCCL
     /// forbids that.
-    direction: Mutex<CommDirection>,
+    sender_or_receiver: Mutex<SenderOrReceiver>,
     device: &'static Device,
 }
 
-enum CommDirection {
+enum SenderOrReceiver {
     Send(Box<Sender>),
     Recv(Box<Receiver>),
 }
@@ -72,7 +72,7 @@ pub(crate) struct PendingRequest {
 
 /// Connections in progress, by the handle of the listener: NCCL calls `connect` again until the
 /// connection exists.
-static CONNECTING: Mutex<Option<HashMap<[u8; ListenHandle::BYTES], PendingConnect>>> =
+static CONNECTS_IN_PROGRESS: Mutex<Option<HashMap<[u8; ListenHandle::BYTES], PendingConnect>>> =
     Mutex::new(None);
 
 fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, CallFailure> {
@@ -99,7 +99,7 @@ impl ListenComm {
     pub(crate) fn poll_accept(&self) -> Result<Option<Arc<NcclComm>>, CallFailure> {
         let receiver = lock(&self.listener)?.poll()?;
         Ok(receiver
-            .map(|receiver| NcclComm::new(CommDirection::Recv(Box::new(receiver)), self.device)))
+            .map(|receiver| NcclComm::new(SenderOrReceiver::Recv(Box::new(receiver)), self.device)))
     }
 }
 
@@ -108,11 +108,12 @@ pub(crate) fn begin_or_poll_connect(
     device: &'static Device,
     bytes: &[u8; ListenHandle::BYTES],
 ) -> Result<Option<Arc<NcclComm>>, CallFailure> {
-    let mut connecting = lock(&CONNECTING)?;
+    let mut connecting = lock(&CONNECTS_IN_PROGRESS)?;
     let connecting = connecting.get_or_insert_default();
     if !connecting.contains_key(bytes) {
-        let handle = ListenHandle::from_bytes(bytes)
-            .ok_or_else(|| invalid("this is no handle of this plugin: all ranks need the same"))?;
+        let handle = ListenHandle::from_bytes(bytes).ok_or_else(|| {
+            invalid_argument("this is no handle of this plugin: all ranks need the same")
+        })?;
         let begun = PendingConnect::new(&device.pd, &device.config, &handle)?;
         connecting.insert(*bytes, begun);
     }
@@ -122,7 +123,7 @@ pub(crate) fn begin_or_poll_connect(
         Some(Ok(Some(sender))) => {
             connecting.remove(bytes);
             Ok(Some(NcclComm::new(
-                CommDirection::Send(Box::new(sender)),
+                SenderOrReceiver::Send(Box::new(sender)),
                 device,
             )))
         }
@@ -135,15 +136,15 @@ pub(crate) fn begin_or_poll_connect(
 
 /// Abandons all connections in progress.
 pub(crate) fn abandon_connecting() {
-    if let Ok(mut connecting) = CONNECTING.lock() {
+    if let Ok(mut connecting) = CONNECTS_IN_PROGRESS.lock() {
         *connecting = None;
     }
 }
 
 impl NcclComm {
-    fn new(end: CommDirection, device: &'static Device) -> Arc<Self> {
+    fn new(end: SenderOrReceiver, device: &'static Device) -> Arc<Self> {
         Arc::new(Self {
-            direction: Mutex::new(end),
+            sender_or_receiver: Mutex::new(end),
             device,
         })
     }
@@ -175,12 +176,12 @@ impl NcclComm {
         memory: Option<&MemoryHandle>,
     ) -> Result<Option<PendingRequest>, CallFailure> {
         let (region, range) = self.region_and_range(data, size, memory)?;
-        let mut end = lock(&self.direction)?;
-        let CommDirection::Send(sender) = &mut *end else {
-            return Err(invalid("isend of a connection that receives"));
+        let mut end = lock(&self.sender_or_receiver)?;
+        let SenderOrReceiver::Send(sender) = &mut *end else {
+            return Err(invalid_argument("isend of a connection that receives"));
         };
         let request = sender.isend(region, range, tag.cast_unsigned())?;
-        Ok(request.map(|request| self.pending(request)))
+        Ok(request.map(|request| self.new_pending_request(request)))
     }
 
     pub(crate) fn irecv(
@@ -195,12 +196,12 @@ impl NcclComm {
             .iter()
             .map(part)
             .collect::<Result<Vec<_>, CallFailure>>()?;
-        let mut end = lock(&self.direction)?;
-        let CommDirection::Recv(receiver) = &mut *end else {
-            return Err(invalid("irecv of a connection that sends"));
+        let mut end = lock(&self.sender_or_receiver)?;
+        let SenderOrReceiver::Recv(receiver) = &mut *end else {
+            return Err(invalid_argument("irecv of a connection that sends"));
         };
         let request = receiver.irecv(&parts)?;
-        Ok(request.map(|request| self.pending(request)))
+        Ok(request.map(|request| self.new_pending_request(request)))
     }
 
     pub(crate) fn try_start_flush(
@@ -209,15 +210,15 @@ impl NcclComm {
         memory: &MemoryHandle,
     ) -> Result<Option<PendingRequest>, CallFailure> {
         let (region, range) = self.region_and_range(data, 0, Some(memory))?;
-        let mut end = lock(&self.direction)?;
-        let CommDirection::Recv(receiver) = &mut *end else {
-            return Err(invalid("iflush of a connection that sends"));
+        let mut end = lock(&self.sender_or_receiver)?;
+        let SenderOrReceiver::Recv(receiver) = &mut *end else {
+            return Err(invalid_argument("iflush of a connection that sends"));
         };
         let request = receiver.try_start_flush(region, range.start)?;
-        Ok(request.map(|request| self.pending(request)))
+        Ok(request.map(|request| self.new_pending_request(request)))
     }
 
-    fn pending(self: &Arc<Self>, request: RequestHandle) -> PendingRequest {
+    fn new_pending_request(self: &Arc<Self>, request: RequestHandle) -> PendingRequest {
         PendingRequest {
             comm: Arc::clone(self),
             request,
@@ -233,17 +234,19 @@ impl NcclComm {
     ) -> Result<(&'m MemoryRegion, std::ops::Range<usize>), CallFailure> {
         let Some(MemoryHandle(region)) = memory else {
             if size == 0 {
-                return Ok((&self.device.empty_buffer, 0..0));
+                return Ok((&self.device.empty_receive_buffer, 0..0));
             }
-            return Err(invalid(format!("{size} bytes at {data:p} have no mhandle")));
+            return Err(invalid_argument(format!(
+                "{size} bytes at {data:p} have no mhandle"
+            )));
         };
         let start = (data.addr() as u64).checked_sub(region.addr());
         let start = start.and_then(|start| usize::try_from(start).ok());
         let end = start.and_then(|start| start.checked_add(size));
         match start.zip(end) {
             Some((start, end)) if end <= region.len() => Ok((region, start..end)),
-            _ if size == 0 => Ok((&self.device.empty_buffer, 0..0)),
-            _ => Err(invalid(format!(
+            _ if size == 0 => Ok((&self.device.empty_receive_buffer, 0..0)),
+            _ => Err(invalid_argument(format!(
                 "{size} bytes at {data:p} are not inside of their mhandle's {} bytes at {:#x}",
                 region.len(),
                 region.addr()
@@ -258,13 +261,13 @@ impl PendingRequest {
         &self,
         sizes: &mut Vec<u32>,
     ) -> Result<bool, CallFailure> {
-        match &mut *lock(&self.comm.direction)? {
-            CommDirection::Send(sender) => {
+        match &mut *lock(&self.comm.sender_or_receiver)? {
+            SenderOrReceiver::Send(sender) => {
                 let done = sender.test(self.request)?;
                 sizes.extend(done);
                 Ok(done.is_some())
             }
-            CommDirection::Recv(receiver) => {
+            SenderOrReceiver::Recv(receiver) => {
                 let done = receiver.test(self.request)?;
                 sizes.extend(done.iter().flat_map(|sizes| sizes.as_slice()));
                 Ok(done.is_some())

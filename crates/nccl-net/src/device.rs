@@ -29,7 +29,7 @@ pub(crate) struct Device {
     /// The address at which receivers listen.
     pub(crate) listen_addr: IpAddr,
     /// The buffer of an empty receive, for which NCCL names no memory.
-    pub(crate) empty_buffer: MemoryRegion,
+    pub(crate) empty_receive_buffer: MemoryRegion,
 }
 
 /// The devices, once found. They stay open, since NCCL unloads and reloads the plugin with its
@@ -40,10 +40,10 @@ static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 /// The reason why no device can be used.
-pub(crate) fn find_and_count() -> Result<usize, String> {
+pub(crate) fn find_and_count_devices() -> Result<usize, String> {
     let mut devices = DEVICES.lock().map_err(|e| e.to_string())?;
     if devices.is_empty() {
-        *devices = open_all()?;
+        *devices = open_all_devices()?;
     }
     Ok(devices.len())
 }
@@ -52,7 +52,7 @@ pub(crate) fn find_and_count() -> Result<usize, String> {
 ///
 /// # Errors
 /// No device has this number.
-pub(crate) fn get(number: i32) -> Result<&'static Device, String> {
+pub(crate) fn device_by_number(number: i32) -> Result<&'static Device, String> {
     let devices = DEVICES.lock().map_err(|e| e.to_string())?;
     let device = usize::try_from(number).ok().and_then(|n| devices.get(n));
     device.copied().ok_or_else(|| {
@@ -63,11 +63,11 @@ pub(crate) fn get(number: i32) -> Result<&'static Device, String> {
     })
 }
 
-fn open_all() -> Result<Vec<&'static Device>, String> {
+fn open_all_devices() -> Result<Vec<&'static Device>, String> {
     let name = std::env::var(PROVIDER_ENV_VAR).unwrap_or_else(|_| "softnic".to_owned());
     let provider =
         Provider::by_name(&name).map_err(|e| format!("{PROVIDER_ENV_VAR}={name}: {e}"))?;
-    let config = config()?;
+    let config = config_from_environment()?;
     let mut found = Vec::new();
     for device in provider.devices().map_err(|e| e.to_string())? {
         let ports = open_and_query_ports(&device).map_err(|e| format!("{}: {e}", device.name()))?;
@@ -77,7 +77,7 @@ fn open_all() -> Result<Vec<&'static Device>, String> {
                     port_num: number,
                     ..config
                 };
-                found.push(open(&context, device.guid(), &port, config)?);
+                found.push(open_port_as_device(&context, device.guid(), &port, config)?);
             }
         }
     }
@@ -100,13 +100,13 @@ fn open_and_query_ports(
         .collect()
 }
 
-fn config() -> Result<Config, String> {
+fn config_from_environment() -> Result<Config, String> {
     let Ok(lanes) = std::env::var(LANES_ENV_VAR) else {
         return Ok(Config::default());
     };
     match lanes.parse() {
         Ok(lanes @ 1..=16) => Ok(Config {
-            lanes,
+            lane_count: lanes,
             ..Config::default()
         }),
         _ => Err(format!(
@@ -115,7 +115,7 @@ fn config() -> Result<Config, String> {
     }
 }
 
-fn open(
+fn open_port_as_device(
     context: &Context,
     guid: u64,
     port: &PortAttr,
@@ -145,7 +145,7 @@ fn open(
         port_num: config.port_num,
         speed_mbps,
         max_comms: i32::try_from(limits.max_qp).unwrap_or(i32::MAX) / 16,
-        empty_buffer: nothing.map_err(|e| format!("{name}: {e}"))?,
+        empty_receive_buffer: nothing.map_err(|e| format!("{name}: {e}"))?,
         pd,
         config,
         listen_addr: listen_address(gid)?,

@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use collective::{ListenHandle, MAX_RECEIVES_PER_GROUP};
 
 use crate::abi::*;
-use crate::comm::{self, CallFailure, ListenComm, MemoryHandle, NcclComm, PendingRequest, invalid};
+use crate::comm::{
+    self, CallFailure, ListenComm, MemoryHandle, NcclComm, PendingRequest, invalid_argument,
+};
 use crate::properties::FromDevice;
 use crate::{device, log};
 
 /// The number of NCCL contexts: calls of `init` without a `finalize` yet (version 11 and later).
-static OPEN_CONTEXTS: AtomicUsize = AtomicUsize::new(0);
+static OPEN_NCCL_CONTEXT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs the body of a plugin function. Panics do not unwind into NCCL, and the reason of a failure
 /// is logged.
@@ -40,16 +42,16 @@ fn run_plugin_call(name: &str, body: impl FnOnce() -> Result<(), CallFailure>) -
 /// `pointer` is NULL, or points to a live `T` that is not modified during `'a`.
 unsafe fn object_at<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, CallFailure> {
     // SAFETY: contract of this function.
-    unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{what} is NULL")))
+    unsafe { pointer.as_ref() }.ok_or_else(|| invalid_argument(format!("{what} is NULL")))
 }
 
 /// Writes a result.
 ///
 /// # Safety
 /// `to` is NULL or valid for a write.
-unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), CallFailure> {
+unsafe fn write_result<T>(to: *mut T, value: T, what: &str) -> Result<(), CallFailure> {
     if to.is_null() {
-        return Err(invalid(format!("{what} is NULL")));
+        return Err(invalid_argument(format!("{what} is NULL")));
     }
     // SAFETY: contract of this function.
     unsafe { to.write(value) };
@@ -60,24 +62,24 @@ unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), CallFailure> 
 ///
 /// # Safety
 /// `pointer` is NULL or a live `sendComm` or `recvComm`.
-unsafe fn comm(pointer: *mut c_void) -> Result<Arc<NcclComm>, CallFailure> {
+unsafe fn comm_from_pointer(pointer: *mut c_void) -> Result<Arc<NcclComm>, CallFailure> {
     // SAFETY: contract of this function.
     unsafe { object_at(pointer.cast::<Arc<NcclComm>>(), "comm") }.cloned()
 }
 
-fn into_pointer<T>(value: T) -> *mut c_void {
+fn box_into_pointer<T>(value: T) -> *mut c_void {
     Box::into_raw(Box::new(value)).cast()
 }
 
 pub(crate) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
     run_plugin_call("init", || {
-        log::set(logger);
-        let found = device::find_and_count().map_err(|reason| CallFailure {
+        log::set_logger(logger);
+        let found = device::find_and_count_devices().map_err(|reason| CallFailure {
             code: SYSTEM_ERROR,
             reason,
         })?;
         for number in 0..i32::try_from(found).unwrap_or(i32::MAX) {
-            let device = device::get(number).map_err(invalid)?;
+            let device = device::device_by_number(number).map_err(invalid_argument)?;
             log::info(&format!(
                 "device {number} is {:?}, port {}, receivers listen at {}",
                 device.name, device.port_num, device.listen_addr
@@ -106,8 +108,8 @@ pub(crate) unsafe extern "C" fn init_v11(
     }
     run_plugin_call("init", || {
         // SAFETY: `ctx` is NCCL's place for a result.
-        unsafe { write(ctx, into_pointer(comm_id), "ctx") }?;
-        OPEN_CONTEXTS.fetch_add(1, Ordering::Relaxed);
+        unsafe { write_result(ctx, box_into_pointer(comm_id), "ctx") }?;
+        OPEN_NCCL_CONTEXT_COUNT.fetch_add(1, Ordering::Relaxed);
         Ok(())
     })
 }
@@ -115,14 +117,14 @@ pub(crate) unsafe extern "C" fn init_v11(
 pub(crate) unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
     run_plugin_call("finalize", || {
         if ctx.is_null() {
-            return Err(invalid("ctx is NULL"));
+            return Err(invalid_argument("ctx is NULL"));
         }
         // SAFETY: made by `init_v11`, and passed to `finalize` once.
         drop(unsafe { Box::from_raw(ctx.cast::<u64>()) });
-        if OPEN_CONTEXTS.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if OPEN_NCCL_CONTEXT_COUNT.fetch_sub(1, Ordering::Relaxed) == 1 {
             comm::abandon_connecting();
             // NCCL may be unloaded next, and its logger with it.
-            log::set(None);
+            log::set_logger(None);
         }
         Ok(())
     })
@@ -135,9 +137,9 @@ pub(crate) unsafe extern "C" fn set_net_attr(_: *mut c_void, _: *mut c_void) -> 
 
 pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     run_plugin_call("devices", || {
-        let found = device::find_and_count().map_err(invalid)?;
+        let found = device::find_and_count_devices().map_err(invalid_argument)?;
         // SAFETY: `ndev` is NCCL's place for a result.
-        unsafe { write(ndev, c_int::try_from(found).unwrap_or(0), "ndev") }
+        unsafe { write_result(ndev, c_int::try_from(found).unwrap_or(0), "ndev") }
     })
 }
 
@@ -146,9 +148,9 @@ pub(crate) unsafe extern "C" fn get_properties<T: FromDevice>(
     properties: *mut T,
 ) -> NcclResult {
     run_plugin_call("getProperties", || {
-        let device = device::get(dev).map_err(invalid)?;
+        let device = device::device_by_number(dev).map_err(invalid_argument)?;
         // SAFETY: `properties` is NCCL's place for a result of this version.
-        unsafe { write(properties, T::of(device, dev), "props") }
+        unsafe { write_result(properties, T::from_device(device, dev), "props") }
     })
 }
 
@@ -158,14 +160,14 @@ pub(crate) unsafe extern "C" fn listen(
     listen_comm: *mut *mut c_void,
 ) -> NcclResult {
     run_plugin_call("listen", || {
-        let device = device::get(dev).map_err(invalid)?;
+        let device = device::device_by_number(dev).map_err(invalid_argument)?;
         let (listening, bytes) = ListenComm::new(device)?;
         let mut padded = [0u8; HANDLE_BYTES];
         padded[..bytes.len()].copy_from_slice(&bytes);
         // SAFETY: both are NCCL's places for results; a handle has 128 bytes.
         unsafe {
-            write(handle.cast(), padded, "handle")?;
-            write(listen_comm, into_pointer(listening), "listenComm")
+            write_result(handle.cast(), padded, "handle")?;
+            write_result(listen_comm, box_into_pointer(listening), "listenComm")
         }
     })
 }
@@ -187,13 +189,13 @@ pub(crate) unsafe extern "C" fn connect_v6(
 ) -> NcclResult {
     run_plugin_call("connect", || {
         // SAFETY: `send_comm` is NCCL's place for a result.
-        unsafe { write(send_comm, null_mut(), "sendComm") }?;
-        let device = device::get(dev).map_err(invalid)?;
+        unsafe { write_result(send_comm, null_mut(), "sendComm") }?;
+        let device = device::device_by_number(dev).map_err(invalid_argument)?;
         // SAFETY: a handle has 128 bytes.
         let bytes = unsafe { object_at(handle.cast::<[u8; ListenHandle::BYTES]>(), "handle") }?;
         if let Some(comm) = comm::begin_or_poll_connect(device, bytes)? {
             // SAFETY: as above.
-            unsafe { write(send_comm, into_pointer(comm), "sendComm") }?;
+            unsafe { write_result(send_comm, box_into_pointer(comm), "sendComm") }?;
         }
         Ok(())
     })
@@ -238,12 +240,12 @@ pub(crate) unsafe extern "C" fn accept_v6(
     run_plugin_call("accept", || {
         // SAFETY: `recv_comm` is NCCL's place for a result, and `listen_comm` was made by `listen`.
         let listening = unsafe {
-            write(recv_comm, null_mut(), "recvComm")?;
+            write_result(recv_comm, null_mut(), "recvComm")?;
             object_at(listen_comm.cast::<ListenComm>(), "listenComm")
         }?;
         if let Some(comm) = listening.poll_accept()? {
             // SAFETY: as above.
-            unsafe { write(recv_comm, into_pointer(comm), "recvComm") }?;
+            unsafe { write_result(recv_comm, box_into_pointer(comm), "recvComm") }?;
         }
         Ok(())
     })
@@ -267,15 +269,15 @@ pub(crate) unsafe extern "C" fn reg_mr(
 ) -> NcclResult {
     run_plugin_call("regMr", || {
         if kind != PTR_HOST {
-            return Err(invalid(format!(
+            return Err(invalid_argument(format!(
                 "memory of type {kind}: this plugin takes host memory (1) alone, as its properties say"
             )));
         }
         // SAFETY: `pointer` is a comm of this plugin. NCCL does not free the memory before it
         // calls `deregMr`, and no Rust object is in it.
-        let registered = unsafe { comm(pointer)?.register(data, size) }?;
+        let registered = unsafe { comm_from_pointer(pointer)?.register(data, size) }?;
         // SAFETY: `mhandle` is NCCL's place for a result.
-        unsafe { write(mhandle, into_pointer(registered), "mhandle") }
+        unsafe { write_result(mhandle, box_into_pointer(registered), "mhandle") }
     })
 }
 
@@ -289,7 +291,7 @@ pub(crate) unsafe extern "C" fn reg_mr_v6(
     match usize::try_from(size) {
         // SAFETY: as for `reg_mr`.
         Ok(size) => unsafe { reg_mr(pointer, data, size, kind, mhandle) },
-        Err(_) => run_plugin_call("regMr", || Err(invalid(format!("{size} bytes")))),
+        Err(_) => run_plugin_call("regMr", || Err(invalid_argument(format!("{size} bytes")))),
     }
 }
 
@@ -315,10 +317,10 @@ pub(crate) unsafe extern "C" fn isend_v10(
     run_plugin_call("isend", || {
         // SAFETY: `request` is NCCL's place for a result; comm and mhandle are of this plugin.
         unsafe {
-            write(request, null_mut(), "request")?;
+            write_result(request, null_mut(), "request")?;
             let memory = mhandle.cast::<MemoryHandle>().as_ref();
-            if let Some(pending) = comm(pointer)?.isend((data, size), tag, memory)? {
-                write(request, into_pointer(pending), "request")?;
+            if let Some(pending) = comm_from_pointer(pointer)?.isend((data, size), tag, memory)? {
+                write_result(request, box_into_pointer(pending), "request")?;
             }
         }
         Ok(())
@@ -348,14 +350,14 @@ pub(crate) unsafe extern "C" fn isend(
     match usize::try_from(size) {
         // SAFETY: as for `isend_v10`.
         Ok(size) => unsafe { isend_v9(pointer, data, size, tag, mhandle, request) },
-        Err(_) => run_plugin_call("isend", || Err(invalid(format!("{size} bytes")))),
+        Err(_) => run_plugin_call("isend", || Err(invalid_argument(format!("{size} bytes")))),
     }
 }
 
 /// The arrays that describe a group of receives. An element of `sizes` is an `int` up to version 8,
 /// then a `size_t`.
 struct GroupedReceives<S> {
-    n: c_int,
+    receive_count: c_int,
     data: *mut *mut c_void,
     sizes: *mut S,
     tags: *mut c_int,
@@ -373,31 +375,34 @@ unsafe fn irecv_grouped<S: Copy + TryInto<usize>>(
 ) -> NcclResult {
     run_plugin_call("irecv", || {
         // SAFETY: `request` is NCCL's place for a result.
-        unsafe { write(request, null_mut(), "request") }?;
-        let n = usize::try_from(arrays.n).unwrap_or(0);
+        unsafe { write_result(request, null_mut(), "request") }?;
+        let n = usize::try_from(arrays.receive_count).unwrap_or(0);
         if !(1..=MAX_RECEIVES_PER_GROUP).contains(&n) {
-            let reason = format!("{} receives in a group: there may be 1 to 8", arrays.n);
-            return Err(invalid(reason));
+            let reason = format!(
+                "{} receives in a group: there may be 1 to 8",
+                arrays.receive_count
+            );
+            return Err(invalid_argument(reason));
         }
         let any_null = arrays.data.is_null() || arrays.sizes.is_null() || arrays.tags.is_null();
         if any_null || arrays.mhandles.is_null() {
-            return Err(invalid("an array is NULL"));
+            return Err(invalid_argument("an array is NULL"));
         }
         let mut parts = Vec::with_capacity(n);
         for at in 0..n {
             // SAFETY: the arrays have `n` elements; an mhandle is of this plugin or NULL.
             let part = unsafe {
                 let size = (*arrays.sizes.add(at)).try_into();
-                let size = size.map_err(|_| invalid("a size is negative"))?;
+                let size = size.map_err(|_| invalid_argument("a size is negative"))?;
                 let memory = (*arrays.mhandles.add(at)).cast::<MemoryHandle>().as_ref();
                 (*arrays.data.add(at), size, *arrays.tags.add(at), memory)
             };
             parts.push(part);
         }
         // SAFETY: a comm of this plugin.
-        if let Some(pending) = unsafe { comm(pointer) }?.irecv(&parts)? {
+        if let Some(pending) = unsafe { comm_from_pointer(pointer) }?.irecv(&parts)? {
             // SAFETY: as above.
-            unsafe { write(request, into_pointer(pending), "request") }?;
+            unsafe { write_result(request, box_into_pointer(pending), "request") }?;
         }
         Ok(())
     })
@@ -414,7 +419,7 @@ pub(crate) unsafe extern "C" fn irecv_v10(
     request: *mut *mut c_void,
 ) -> NcclResult {
     let arrays = GroupedReceives {
-        n,
+        receive_count: n,
         data,
         sizes,
         tags,
@@ -447,7 +452,7 @@ pub(crate) unsafe extern "C" fn irecv(
     request: *mut *mut c_void,
 ) -> NcclResult {
     let arrays = GroupedReceives {
-        n,
+        receive_count: n,
         data,
         sizes,
         tags,
@@ -467,9 +472,9 @@ pub(crate) unsafe extern "C" fn iflush(
 ) -> NcclResult {
     run_plugin_call("iflush", || {
         // SAFETY: `request` is NCCL's place for a result.
-        unsafe { write(request, null_mut(), "request") }?;
+        unsafe { write_result(request, null_mut(), "request") }?;
         if data.is_null() || sizes.is_null() || mhandles.is_null() {
-            return Err(invalid("an array is NULL"));
+            return Err(invalid_argument("an array is NULL"));
         }
         let n = usize::try_from(n).unwrap_or(0).min(MAX_RECEIVES_PER_GROUP);
         // One READ from the last receive with bytes flushes all earlier data, too.
@@ -479,12 +484,12 @@ pub(crate) unsafe extern "C" fn iflush(
         // SAFETY: the arrays have `n` elements; comm and mhandle are of this plugin.
         let pending = unsafe {
             let memory = object_at((*mhandles.add(at)).cast::<MemoryHandle>(), "mhandle")?;
-            comm(pointer)?.try_start_flush(*data.add(at), memory)?
+            comm_from_pointer(pointer)?.try_start_flush(*data.add(at), memory)?
         };
         // NULL would tell NCCL that nothing needs a flush.
-        let pending = pending.ok_or_else(|| invalid("too many requests are under way"))?;
+        let pending = pending.ok_or_else(|| invalid_argument("too many requests are under way"))?;
         // SAFETY: as above.
-        unsafe { write(request, into_pointer(pending), "request") }
+        unsafe { write_result(request, box_into_pointer(pending), "request") }
     })
 }
 
@@ -497,7 +502,7 @@ pub(crate) unsafe extern "C" fn test(
         // SAFETY: `done` is NCCL's place for a result; `request` is of this plugin and was not
         // complete yet.
         let pending = unsafe {
-            write(done, 0, "done")?;
+            write_result(done, 0, "done")?;
             object_at(request.cast::<PendingRequest>(), "request")
         }?;
         let mut came = Vec::new();
@@ -513,7 +518,7 @@ pub(crate) unsafe extern "C" fn test(
         // SAFETY: `request` was made by `into_pointer` and is complete now; `done` as above.
         unsafe {
             drop(Box::from_raw(request.cast::<PendingRequest>()));
-            write(done, 1, "done")
+            write_result(done, 1, "done")
         }
     })
 }

@@ -9,7 +9,7 @@ use crate::abi::{LOG_INFO, LOG_SUBSYSTEMS, LOG_WARN, Logger};
 static LOGGER: Mutex<Logger> = Mutex::new(None);
 
 /// Sets the logger; `None` disables logging.
-pub(crate) fn set(logger: Logger) {
+pub(crate) fn set_logger(logger: Logger) {
     if let Ok(mut current) = LOGGER.lock() {
         *current = logger;
     }

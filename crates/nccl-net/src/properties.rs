@@ -7,21 +7,21 @@ use crate::abi::*;
 use crate::device::Device;
 
 /// The largest payload of a message.
-const MAX_BYTES: usize = 1 << 30;
+const MAX_MESSAGE_BYTES: usize = 1 << 30;
 /// The most receives of a group: `collective::MAX_PARTS`.
-pub(crate) const MAX_RECVS: c_int = 8;
+pub(crate) const MAX_GROUPED_RECEIVES: c_int = 8;
 
 /// A version of NCCL's properties.
 pub(crate) trait FromDevice {
     /// Returns the properties of the device with this number.
-    fn of(device: &'static Device, number: c_int) -> Self;
+    fn from_device(device: &'static Device, number: c_int) -> Self;
 }
 
 /// Implements [`FromDevice`] with the fields of all versions, and the given fields of this version.
 macro_rules! from_device {
     ($($name:ident |$number:ident| { $($field:ident: $value:expr,)* })*) => {
         $(impl FromDevice for $name {
-            fn of(device: &'static Device, $number: c_int) -> Self {
+            fn from_device(device: &'static Device, $number: c_int) -> Self {
                 let _ = $number;
                 Self {
                     name: device.name.as_ptr(),
@@ -33,7 +33,7 @@ macro_rules! from_device {
                     // Unknown: NCCL then uses its own estimate.
                     latency: 0.0,
                     max_comms: device.max_comms,
-                    max_recvs: MAX_RECVS,
+                    max_recvs: MAX_GROUPED_RECEIVES,
                     $($field: $value,)*
                 }
             }
@@ -50,16 +50,16 @@ from_device! {
     PropertiesV9 |number| {
         reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0,
         v_props: VDeviceV9 { ndevs: 1, devs: [number, 0, 0, 0] },
-        max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES,
+        max_p2p_bytes: MAX_MESSAGE_BYTES, max_coll_bytes: MAX_MESSAGE_BYTES,
     }
     PropertiesV11 |number| {
         reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0,
         v_props: VDeviceV9 { ndevs: 1, devs: [number, 0, 0, 0] },
-        max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1,
+        max_p2p_bytes: MAX_MESSAGE_BYTES, max_coll_bytes: MAX_MESSAGE_BYTES, max_multi_request_size: 1,
     }
     PropertiesV12 |number| {
         reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0,
         v_props: VDeviceV12 { ndevs: 1, devs: [number, 0, 0, 0, 0, 0, 0, 0] },
-        max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1, rail_id: -1, plane_id: -1,
+        max_p2p_bytes: MAX_MESSAGE_BYTES, max_coll_bytes: MAX_MESSAGE_BYTES, max_multi_request_size: 1, rail_id: -1, plane_id: -1,
     }
 }

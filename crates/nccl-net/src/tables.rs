@@ -7,7 +7,7 @@ use crate::abi::*;
 use crate::entry::*;
 
 /// The name by which `NCCL_NET` and `ncclConfig_t.netName` choose this network.
-const NAME: *const c_char = c"Verbatim".as_ptr();
+const NETWORK_NAME: *const c_char = c"Verbatim".as_ptr();
 
 /// Defines a table: the functions of all versions, and the given functions of this version.
 macro_rules! table {
@@ -18,7 +18,7 @@ macro_rules! table {
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals, reason = "NCCL's name")]
         pub(crate) static $symbol: $net = $net {
-            name: NAME,
+            name: NETWORK_NAME,
             devices: Some(devices),
             get_properties: Some(get_properties::<$properties>),
             reg_mr_dma_buf: None,

@@ -2,9 +2,9 @@
 //! pair.
 
 mod headers;
+mod rss;
 mod rules;
-mod spread;
 
 pub use headers::{FrameHeaders, MATCH_FIELDS_BYTES, field, layer};
+pub use rss::{RssConfig, TOEPLITZ_KEY_BYTES, hash_field};
 pub use rules::{FlowKind, FlowRule, HeaderMatch, PacketTrapState};
-pub use spread::{KEY_BYTES, RssConfig, hash_field};

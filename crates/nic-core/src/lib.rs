@@ -16,8 +16,8 @@
 
 pub mod flows;
 pub mod qp_state;
-pub mod retry;
+pub mod retry_timeouts;
 pub mod rights;
-pub mod tags;
-pub mod verbs;
+pub mod tag_matching;
+pub mod transport_opcodes;
 pub mod yielding;

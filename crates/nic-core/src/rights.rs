@@ -7,7 +7,7 @@
 //! 2. the memory region or window allows it ([`AccessDenied::RegionAccess`]),
 //! 3. the region is in the queue pair's protection domain, or the window admits the queue pair
 //!    ([`AccessDenied::WrongPdOrQp`]),
-//! 4. the bytes are inside the region or window ([`AccessDenied::Range`]).
+//! 4. the bytes are inside the region or window ([`AccessDenied::OutOfRange`]).
 //!
 //! [`authorize`] checks all four conditions. A run of WRITEs to one region checks the first three conditions once, with
 //! [`authorize_region`], and the fourth for each WRITE, with [`RegionGrant::permit_range`]. Only these functions make a
@@ -150,7 +150,7 @@ impl OwningPdOrQp {
     /// Encodes the owner as the word of the key table.
     #[inline]
     #[must_use]
-    pub const fn word(self) -> u32 {
+    pub const fn to_word(self) -> u32 {
         self.0
     }
 
@@ -250,7 +250,7 @@ pub enum AccessDenied {
     /// The region is in another protection domain, or the window is for another domain or queue pair.
     WrongPdOrQp,
     /// Some of the bytes are outside the region or window.
-    Range,
+    OutOfRange,
 }
 
 /// The permission to use a region for one kind of access, without a check of the range.
@@ -258,7 +258,7 @@ pub enum AccessDenied {
 pub struct RegionGrant {
     start: u64,
     len: u64,
-    on_demand: bool,
+    is_whole_address_space: bool,
 }
 
 impl RegionGrant {
@@ -266,22 +266,22 @@ impl RegionGrant {
     pub const NOTHING: Self = Self {
         start: u64::MAX,
         len: 0,
-        on_demand: false,
+        is_whole_address_space: false,
     };
 
     /// Checks that `len` bytes at `addr` are inside the region.
     ///
     /// # Errors
-    /// Returns [`AccessDenied::Range`] if some of the bytes are outside the region.
+    /// Returns [`AccessDenied::OutOfRange`] if some of the bytes are outside the region.
     #[inline(always)]
     pub fn permit_range(&self, addr: u64, len: u64) -> Result<PermittedRange, AccessDenied> {
         let offset = addr.wrapping_sub(self.start);
         let inside = addr >= self.start && offset <= self.len && len <= self.len - offset;
-        require(inside, AccessDenied::Range)?;
+        require(inside, AccessDenied::OutOfRange)?;
         Ok(PermittedRange {
             offset,
             len,
-            on_demand: self.on_demand,
+            is_whole_address_space: self.is_whole_address_space,
         })
     }
 
@@ -292,15 +292,15 @@ impl RegionGrant {
         PermittedRange {
             offset: 0,
             len: self.len,
-            on_demand: self.on_demand,
+            is_whole_address_space: self.is_whole_address_space,
         }
     }
 
-    /// Returns true for a region of the whole address space; see [`PermittedRange::is_on_demand`].
+    /// Returns true for a region of the whole address space; see [`PermittedRange::is_whole_address_space`].
     #[inline(always)]
     #[must_use]
-    pub const fn is_on_demand(&self) -> bool {
-        self.on_demand
+    pub const fn is_whole_address_space(&self) -> bool {
+        self.is_whole_address_space
     }
 }
 
@@ -309,7 +309,7 @@ impl RegionGrant {
 pub struct PermittedRange {
     offset: u64,
     len: u64,
-    on_demand: bool,
+    is_whole_address_space: bool,
 }
 
 impl PermittedRange {
@@ -352,8 +352,8 @@ impl PermittedRange {
     /// access.
     #[inline(always)]
     #[must_use]
-    pub const fn is_on_demand(&self) -> bool {
-        self.on_demand
+    pub const fn is_whole_address_space(&self) -> bool {
+        self.is_whole_address_space
     }
 }
 
@@ -380,7 +380,7 @@ pub fn authorize_region(
     Ok(RegionGrant {
         start: region.start,
         len: region.len,
-        on_demand: region.owner.is_whole_address_space(),
+        is_whole_address_space: region.owner.is_whole_address_space(),
     })
 }
 

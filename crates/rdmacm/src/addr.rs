@@ -12,7 +12,7 @@ use libc::{
 use verbs_abi::{AF_IB, rdma_port_space, sockaddr_ib};
 
 use crate::errno::{Errno, Result};
-use crate::ib::IbAddr;
+use crate::ib_addr::IbAddr;
 
 /// The address of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl IdAddress {
     ///
     /// # Errors
     /// `EAFNOSUPPORT` if the address is not an IP address.
-    pub fn ip(self) -> Result<SocketAddr> {
+    pub fn ip_socket_addr(self) -> Result<SocketAddr> {
         match self {
             Self::Ip(addr) => Ok(addr),
             Self::Ib(_) => Err(Errno(libc::EAFNOSUPPORT)),
@@ -101,7 +101,7 @@ impl IdAddress {
 
 /// Returns the bytes of an address of that family, or `None` for families that ids do not support.
 #[must_use]
-pub fn size_of_family(family: c_int) -> Option<usize> {
+pub fn sockaddr_bytes_of_family(family: c_int) -> Option<usize> {
     match family {
         AF_INET => Some(size_of::<sockaddr_in>()),
         AF_INET6 => Some(size_of::<sockaddr_in6>()),
@@ -115,14 +115,14 @@ pub fn size_of_family(family: c_int) -> Option<usize> {
 /// # Safety
 /// `addr` is NULL or points to an address of the length of its family.
 #[must_use]
-pub unsafe fn read(addr: *const sockaddr) -> Option<IdAddress> {
+pub unsafe fn read_sockaddr(addr: *const sockaddr) -> Option<IdAddress> {
     // SAFETY: contract of this function. The pointer is not NULL, so at least the family can be read.
     unsafe {
         if i32::from(addr.as_ref()?.sa_family) == AF_IB {
             let c = addr.cast::<sockaddr_ib>().read_unaligned();
             return Some(IdAddress::Ib(IbAddr::from_c(&c)));
         }
-        read_ip(addr).map(IdAddress::Ip)
+        read_ip_sockaddr(addr).map(IdAddress::Ip)
     }
 }
 
@@ -130,7 +130,7 @@ pub unsafe fn read(addr: *const sockaddr) -> Option<IdAddress> {
 ///
 /// # Safety
 /// As for [`read`].
-unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
+unsafe fn read_ip_sockaddr(addr: *const sockaddr) -> Option<SocketAddr> {
     // SAFETY: the pointer is not NULL, so at least the family can be read, and the family determines the length.
     unsafe {
         match i32::from(addr.as_ref()?.sa_family) {
@@ -160,9 +160,9 @@ unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
 
 /// Converts the address to C; returns the structure and its length.
 #[must_use]
-pub fn to_c(addr: IdAddress) -> (sockaddr_storage, socklen_t) {
+pub fn to_sockaddr(addr: IdAddress) -> (sockaddr_storage, socklen_t) {
     match addr {
-        IdAddress::Ip(SocketAddr::V4(a)) => to_storage(sockaddr_in {
+        IdAddress::Ip(SocketAddr::V4(a)) => to_sockaddr_storage(sockaddr_in {
             sin_family: AF_INET as u16,
             sin_port: a.port().to_be(),
             sin_addr: in_addr {
@@ -170,7 +170,7 @@ pub fn to_c(addr: IdAddress) -> (sockaddr_storage, socklen_t) {
             },
             sin_zero: [0; 8],
         }),
-        IdAddress::Ip(SocketAddr::V6(a)) => to_storage(sockaddr_in6 {
+        IdAddress::Ip(SocketAddr::V6(a)) => to_sockaddr_storage(sockaddr_in6 {
             sin6_family: AF_INET6 as u16,
             sin6_port: a.port().to_be(),
             sin6_flowinfo: a.flowinfo(),
@@ -179,12 +179,12 @@ pub fn to_c(addr: IdAddress) -> (sockaddr_storage, socklen_t) {
             },
             sin6_scope_id: a.scope_id(),
         }),
-        IdAddress::Ib(a) => to_storage(a.to_c()),
+        IdAddress::Ib(a) => to_sockaddr_storage(a.to_c()),
     }
 }
 
 /// Stores a C address in the type that is large enough for all families.
-fn to_storage<T>(addr: T) -> (sockaddr_storage, socklen_t) {
+fn to_sockaddr_storage<T>(addr: T) -> (sockaddr_storage, socklen_t) {
     const {
         assert!(size_of::<T>() <= size_of::<sockaddr_storage>());
         assert!(align_of::<T>() <= align_of::<sockaddr_storage>());
@@ -199,7 +199,7 @@ fn to_storage<T>(addr: T) -> (sockaddr_storage, socklen_t) {
 }
 
 /// Returns the GID of an IP address.
-pub(crate) fn gid_of(ip: IpAddr) -> [u8; 16] {
+pub(crate) fn gid_of_ip(ip: IpAddr) -> [u8; 16] {
     match ip.to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
@@ -220,15 +220,15 @@ pub(crate) fn is_local(ip: IpAddr) -> io::Result<bool> {
 /// # Errors
 /// The error of the system call, e.g. if the host has no route to `dst`.
 pub(crate) fn source_address_to(dst: SocketAddr) -> io::Result<IpAddr> {
-    Ok(socket_to(dst)?.local_addr()?.ip())
+    Ok(udp_socket_connected_to(dst)?.local_addr()?.ip())
 }
 
 /// Returns the size of the largest unfragmented IP packet to `dst`, as far as the host knows.
 ///
 /// # Errors
 /// As for [`source_address_to`].
-pub(crate) fn mtu_to(dst: SocketAddr) -> io::Result<u32> {
-    let socket = socket_to(dst)?;
+pub(crate) fn path_mtu_bytes_to(dst: SocketAddr) -> io::Result<u32> {
+    let socket = udp_socket_connected_to(dst)?;
     let mtu = if dst.is_ipv4() {
         sockopt::ip_mtu(&socket)
     } else {
@@ -238,7 +238,7 @@ pub(crate) fn mtu_to(dst: SocketAddr) -> io::Result<u32> {
 }
 
 /// Returns a UDP socket connected to `dst`, to ask the kernel for the route. No packet is sent.
-fn socket_to(dst: SocketAddr) -> io::Result<UdpSocket> {
+fn udp_socket_connected_to(dst: SocketAddr) -> io::Result<UdpSocket> {
     let any = if dst.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
     // No packet is sent, so any port other than 0 works.
@@ -264,7 +264,7 @@ fn interface_addresses() -> io::Result<Vec<IpAddr>> {
     // SAFETY: the list does not change until it is freed; `ifa_addr` is NULL or an address of its family.
     unsafe {
         while let Some(entry) = at.as_ref() {
-            addresses.extend(read_ip(entry.ifa_addr).map(|a| a.ip()));
+            addresses.extend(read_ip_sockaddr(entry.ifa_addr).map(|a| a.ip()));
             at = entry.ifa_next;
         }
         libc::freeifaddrs(list);
@@ -285,9 +285,9 @@ mod tests {
             "[::]:1",
         ] {
             let addr: SocketAddr = text.parse().unwrap();
-            let (c, len) = to_c(addr.into());
+            let (c, len) = to_sockaddr(addr.into());
             // SAFETY: the address is complete.
-            let read = unsafe { read((&raw const c).cast()) };
+            let read = unsafe { read_sockaddr((&raw const c).cast()) };
             assert_eq!(read, Some(addr.into()));
             assert_eq!(len, if addr.is_ipv4() { 16 } else { 28 });
         }
@@ -299,24 +299,24 @@ mod tests {
             service_id_mask: 5,
             scope_id: 6,
         });
-        let (c, len) = to_c(ib);
+        let (c, len) = to_sockaddr(ib);
         // SAFETY: the address is complete.
-        assert_eq!(unsafe { read((&raw const c).cast()) }, Some(ib));
+        assert_eq!(unsafe { read_sockaddr((&raw const c).cast()) }, Some(ib));
         assert_eq!(len, 48);
         // SAFETY: NULL is allowed.
-        assert_eq!(unsafe { read(ptr::null()) }, None);
-        let mut other = to_c(IdAddress::UNBOUND).0;
+        assert_eq!(unsafe { read_sockaddr(ptr::null()) }, None);
+        let mut other = to_sockaddr(IdAddress::UNBOUND).0;
         other.ss_family = libc::AF_UNIX as u16;
         // SAFETY: the address is complete.
-        assert_eq!(unsafe { read((&raw const other).cast()) }, None);
+        assert_eq!(unsafe { read_sockaddr((&raw const other).cast()) }, None);
     }
 
     #[test]
     fn routes_have_a_source_and_an_mtu() {
         let to = "127.0.0.1:7".parse().unwrap();
         assert!(source_address_to(to).unwrap().is_loopback());
-        assert!(mtu_to(to).unwrap() >= 1280);
-        assert!(mtu_to("255.255.255.255:7".parse().unwrap()).is_err());
+        assert!(path_mtu_bytes_to(to).unwrap() >= 1280);
+        assert!(path_mtu_bytes_to("255.255.255.255:7".parse().unwrap()).is_err());
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use verbs_abi::*;
 
 use crate::addr::IdAddress;
-use crate::channel::Channel;
-use crate::device::check_returned_errno;
+use crate::channel::EventChannel;
+use crate::device_port::check_returned_errno;
 use crate::endpoint::{Endpoint, EndpointEvent, EventDetail};
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
@@ -60,7 +60,7 @@ struct CmEvent {
 }
 
 /// Returns the id of an endpoint; `None` if it has none.
-fn id_of(endpoint: &Endpoint) -> Option<&CmId> {
+fn id_of_endpoint(endpoint: &Endpoint) -> Option<&CmId> {
     // SAFETY: an endpoint names the id that was made for it. The id is freed only after its last event was reported:
     // `connect::destroy` closes the endpoint and waits until its events have been acknowledged.
     unsafe { CmId::borrow(ptr::with_exposed_provenance_mut(endpoint.cm_id_address())) }.ok()
@@ -71,7 +71,7 @@ fn id_of(endpoint: &Endpoint) -> Option<&CmId> {
 /// # Errors
 /// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` after a signal whose
 /// handler has no `SA_RESTART`.
-pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event> {
+pub fn wait_for_next_event(channel: &EventChannel<EndpointEvent>) -> Result<*mut rdma_cm_event> {
     loop {
         let event = channel.next(|event| {
             // The queue is still locked here, so no thread can destroy the id in between.
@@ -79,7 +79,7 @@ pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event
             make_id_for_request_event(event);
         })?;
         let endpoint = Arc::clone(&event.endpoint);
-        match id_of(&endpoint).and_then(|id| act_on_and_convert_event(id, event)) {
+        match id_of_endpoint(&endpoint).and_then(|id| act_on_and_convert_event(id, event)) {
             Some(event) => return Ok(Box::into_raw(event).cast()),
             None => endpoint.count_acknowledged_event(),
         }
@@ -89,7 +89,7 @@ pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event
 /// Makes the id of a requested connection, so that later events find it.
 fn make_id_for_request_event(event: &EndpointEvent) {
     if let EventDetail::Request { new, .. } = &event.detail
-        && let Some(listener) = id_of(&event.endpoint)
+        && let Some(listener) = id_of_endpoint(&event.endpoint)
     {
         let (channel, context) = (listener.channel_handle(), listener.context());
         // SAFETY: a live listener's channel is live.
@@ -100,7 +100,7 @@ fn make_id_for_request_event(event: &EndpointEvent) {
 /// Performs the library's action for the event, and makes the C event. `None` if the program must not see the event.
 fn act_on_and_convert_event(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
     let mut abi = rdma_cm_event::zeroed();
-    abi.id = id.abi();
+    abi.id = id.abi_ptr();
     abi.event = event.kind;
     abi.status = event.status;
     let mut made = Box::new(CmEvent {
@@ -117,21 +117,26 @@ fn act_on_and_convert_event(id: &CmId, event: EndpointEvent) -> Option<Box<CmEve
         } => made.set_connection(id, qpn, params, &private_data),
         EventDetail::Datagram { qp, private_data } => made.set_datagram(id, &qp, &private_data),
         EventDetail::Request { new, request } => {
-            let new_id = id_of(&new)?;
+            let new_id = id_of_endpoint(&new)?;
             if let Err(Errno(errno)) = set_up_requested_id(id, new_id, &request) {
                 tracing::warn!("a connection request is lost: errno {errno}");
                 new.close();
                 // SAFETY: the program has not seen the id yet.
-                unsafe { CmId::free(new_id.abi()) };
+                unsafe { CmId::free(new_id.abi_ptr()) };
                 return None;
             }
-            made.abi.listen_id = id.abi();
-            made.abi.id = new_id.abi();
+            made.abi.listen_id = id.abi_ptr();
+            made.abi.id = new_id.abi_ptr();
             let ends = new.connection_params();
             if id.is_datagram() {
                 made.set_datagram(new_id, &QpAddress::default(), &request.private_data);
             } else {
-                made.set_connection(new_id, ends.remote.qpn, ends.params, &request.private_data);
+                made.set_connection(
+                    new_id,
+                    ends.remote_qp.qpn,
+                    ends.params,
+                    &request.private_data,
+                );
             }
         }
         EventDetail::WrittenByProgram(arg) => {
@@ -140,7 +145,7 @@ fn act_on_and_convert_event(id: &CmId, event: EndpointEvent) -> Option<Box<CmEve
             // member `arg` in it.
             unsafe { param.write(arg) };
         }
-        EventDetail::Joined(membership) => made.attach_and_set_joined_group(id, &membership),
+        EventDetail::JoinedGroup(membership) => made.attach_and_set_joined_group(id, &membership),
     }
     match made.abi.event {
         RDMA_CM_EVENT_CONNECT_RESPONSE if !id.qp().is_null() => {
@@ -149,16 +154,18 @@ fn act_on_and_convert_event(id: &CmId, event: EndpointEvent) -> Option<Box<CmEve
                 Err(Errno(errno)) => {
                     made.abi.event = RDMA_CM_EVENT_CONNECT_ERROR;
                     made.abi.status = -errno;
-                    id.extra().qp_connect_failed = true;
+                    id.lock_extra_fields().qp_connect_failed = true;
                 }
             }
         }
-        RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.extra().qp_connect_failed => {
+        RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED
+            if id.lock_extra_fields().qp_connect_failed =>
+        {
             return None;
         }
         // The work requests that were posted are flushed.
         RDMA_CM_EVENT_REJECTED => {
-            let _ = id.fail_qp();
+            let _ = id.move_qp_to_error_state();
         }
         _ => {}
     }
@@ -171,7 +178,7 @@ fn connect_qp_and_establish(id: &CmId) -> Result {
         .connect_qp(&id.endpoint.connection_params())
         .and_then(|()| id.endpoint.establish());
     if ready.is_err() {
-        let _ = id.fail_qp();
+        let _ = id.move_qp_to_error_state();
     }
     ready
 }
@@ -191,15 +198,15 @@ fn set_up_requested_id(listener: &CmId, new: &CmId, request: &Request) -> Result
     new.set_path_record();
     {
         let params = new.endpoint.connection_params().params;
-        let mut extra = new.extra();
+        let mut extra = new.lock_extra_fields();
         extra.initiator_depth = params.initiator_depth;
         extra.responder_resources = params.responder_resources;
     }
-    if listener.extra().is_synchronous {
+    if listener.lock_extra_fields().is_synchronous {
         let handle = ChannelHandle::create()?;
         // SAFETY: the id was just made, so no other thread uses it.
         unsafe { new.migrate(handle) }?;
-        new.extra().is_synchronous = true;
+        new.lock_extra_fields().is_synchronous = true;
     }
     Ok(())
 }
@@ -293,11 +300,11 @@ impl CmEvent {
 
 /// For a synchronous id, waits for the outcome of a call; other ids get the outcome as an event.
 pub(crate) fn wait_for_outcome_if_synchronous(id: &CmId) -> Result {
-    if !id.extra().is_synchronous {
+    if !id.lock_extra_fields().is_synchronous {
         return Ok(());
     }
-    acknowledge_last(id);
-    let event = next_event(&*id.channel()?)?;
+    acknowledge_last_event(id);
+    let event = wait_for_next_event(&*id.channel()?)?;
     id.set_event(event);
     // SAFETY: the event was just made, and the id keeps it.
     let event = unsafe { *event };
@@ -309,20 +316,20 @@ pub(crate) fn wait_for_outcome_if_synchronous(id: &CmId) -> Result {
 }
 
 /// Acknowledges the last event of a synchronous id.
-pub(crate) fn acknowledge_last(id: &CmId) {
+pub(crate) fn acknowledge_last_event(id: &CmId) {
     let event = id.event();
     if !event.is_null() {
         id.set_event(ptr::null_mut());
         // SAFETY: the event came from `next_event`. The id kept it and has just given it up.
-        unsafe { acknowledge(event) };
+        unsafe { acknowledge_event(event) };
     }
 }
 
 /// Returns the next request of a synchronous listener, and the id made for it: `rdma_get_request`. If the next event is
 /// not a request, the listener keeps it.
-pub(crate) fn next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId)> {
-    acknowledge_last(listener);
-    let event = next_event(&*listener.channel()?)?;
+pub(crate) fn wait_for_next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId)> {
+    acknowledge_last_event(listener);
+    let event = wait_for_next_event(&*listener.channel()?)?;
     // SAFETY: the event was just made.
     let about = unsafe { *event };
     if about.status != 0 || about.event != RDMA_CM_EVENT_CONNECT_REQUEST {
@@ -338,7 +345,7 @@ pub(crate) fn next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId
 ///
 /// # Safety
 /// `event` came from [`next_event`], and is acknowledged only once.
-pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
+pub unsafe fn acknowledge_event(event: *mut rdma_cm_event) {
     // SAFETY: contract of this function; the handle points to the first field.
     let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };
     event.endpoint.count_acknowledged_event();

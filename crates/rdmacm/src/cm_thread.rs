@@ -10,7 +10,9 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use liveness::descriptors::{replace_by_dev_null_in_children, stop_replacing_in_children};
+use liveness::non_inherited_descriptors::{
+    replace_by_dev_null_in_children, stop_replacing_in_children,
+};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
@@ -36,7 +38,7 @@ pub(crate) enum TimerPurpose {
 }
 
 /// An object whose socket and timers the connection manager thread handles.
-pub(crate) trait EventHandler: Send + Sync {
+pub(crate) trait SocketAndTimerHandler: Send + Sync {
     /// Returns the token that identifies the object: [`CmThread::new_token`].
     fn token(&self) -> u64;
 
@@ -48,15 +50,15 @@ pub(crate) trait EventHandler: Send + Sync {
 }
 
 /// The timers by expiry; a number distinguishes timers with the same expiry.
-type Timers = BTreeMap<(Instant, u64), (Weak<dyn EventHandler>, TimerPurpose)>;
+type Timers = BTreeMap<(Instant, u64), (Weak<dyn SocketAndTimerHandler>, TimerPurpose)>;
 
 /// The handle of the thread that reads the peers' CM messages and applies timers.
 pub(crate) struct CmThread {
-    epoll: OwnedFd,
-    wake: OwnedFd,
-    watched: Mutex<HashMap<u64, Arc<dyn EventHandler>>>,
+    epoll_fd: OwnedFd,
+    wake_eventfd: OwnedFd,
+    watched_handlers: Mutex<HashMap<u64, Arc<dyn SocketAndTimerHandler>>>,
     timers: Mutex<Timers>,
-    next: AtomicU64,
+    next_token: AtomicU64,
 }
 
 /// Token of the eventfd that wakes the thread; watched objects have other tokens.
@@ -81,14 +83,14 @@ impl CmThread {
         let data = epoll::EventData::new_u64(WAKE_TOKEN);
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
         let cm_thread: &'static Self = Box::leak(Box::new(Self {
-            epoll,
-            wake,
-            watched: Mutex::default(),
+            epoll_fd: epoll,
+            wake_eventfd: wake,
+            watched_handlers: Mutex::default(),
             timers: Mutex::default(),
-            next: AtomicU64::new(WAKE_TOKEN + 1),
+            next_token: AtomicU64::new(WAKE_TOKEN + 1),
         }));
-        replace_by_dev_null_in_children(&cm_thread.epoll)?;
-        replace_by_dev_null_in_children(&cm_thread.wake)?;
+        replace_by_dev_null_in_children(&cm_thread.epoll_fd)?;
+        replace_by_dev_null_in_children(&cm_thread.wake_eventfd)?;
         // The send succeeds: the thread runs until it has received its handle.
         let _ = sender.send(cm_thread);
         Ok(cm_thread)
@@ -96,20 +98,21 @@ impl CmThread {
 
     /// Returns a number that was never used as a token.
     pub(crate) fn new_token(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
+        self.next_token.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Calls [`EventHandler::on_readable`] whenever `socket` is readable.
-    pub(crate) fn watch<W: EventHandler + 'static>(
+    /// Calls [`SocketAndTimerHandler::on_readable`] whenever `socket` is readable.
+    pub(crate) fn watch<W: SocketAndTimerHandler + 'static>(
         &self,
         socket: &OwnedFd,
         watched: &Arc<W>,
     ) -> Result {
         replace_by_dev_null_in_children(socket)?;
         let token = watched.token();
-        lock(&self.watched).insert(token, Arc::clone(watched) as Arc<dyn EventHandler>);
+        lock(&self.watched_handlers)
+            .insert(token, Arc::clone(watched) as Arc<dyn SocketAndTimerHandler>);
         let data = epoll::EventData::new_u64(token);
-        let added = epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN);
+        let added = epoll::add(&self.epoll_fd, socket, data, epoll::EventFlags::IN);
         if added.is_err() {
             self.unwatch(socket, token);
         }
@@ -118,12 +121,12 @@ impl CmThread {
 
     /// Undoes [`CmThread::watch`]. The socket may be closed afterwards.
     pub(crate) fn unwatch(&self, socket: &OwnedFd, token: u64) {
-        let _ = epoll::delete(&self.epoll, socket.as_fd());
-        lock(&self.watched).remove(&token);
+        let _ = epoll::delete(&self.epoll_fd, socket.as_fd());
+        lock(&self.watched_handlers).remove(&token);
         stop_replacing_in_children(socket);
     }
 
-    /// Suspends calls of [`EventHandler::on_readable`] for a watched socket, or resumes them.
+    /// Suspends calls of [`SocketAndTimerHandler::on_readable`] for a watched socket, or resumes them.
     pub(crate) fn set_reading_paused(&self, socket: &OwnedFd, token: u64, pause_reading: bool) {
         let data = epoll::EventData::new_u64(token);
         let events = if pause_reading {
@@ -131,11 +134,11 @@ impl CmThread {
         } else {
             epoll::EventFlags::IN
         };
-        let _ = epoll::modify(&self.epoll, socket, data, events);
+        let _ = epoll::modify(&self.epoll_fd, socket, data, events);
     }
 
-    /// Calls [`EventHandler::on_alarm`] after `delay`, if `watched` still exists.
-    pub(crate) fn set_alarm<W: EventHandler + 'static>(
+    /// Calls [`SocketAndTimerHandler::on_alarm`] after `delay`, if `watched` still exists.
+    pub(crate) fn set_alarm<W: SocketAndTimerHandler + 'static>(
         &self,
         delay: Duration,
         watched: &Arc<W>,
@@ -146,19 +149,22 @@ impl CmThread {
         let key = (at, self.new_token());
         timers.insert(
             key,
-            (Arc::downgrade(watched) as Weak<dyn EventHandler>, alarm),
+            (
+                Arc::downgrade(watched) as Weak<dyn SocketAndTimerHandler>,
+                alarm,
+            ),
         );
         if timers
             .first_key_value()
             .is_some_and(|(first, _)| *first == key)
         {
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.wake_eventfd, &1u64.to_ne_bytes());
         }
     }
 
     /// Returns the number of timers that have not expired.
     #[cfg(test)]
-    pub(crate) fn pending_timers(&self) -> usize {
+    pub(crate) fn pending_timer_count(&self) -> usize {
         lock(&self.timers).len()
     }
 
@@ -166,9 +172,9 @@ impl CmThread {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            let timeout = self.until_next_alarm();
+            let timeout = self.time_until_next_alarm();
             let waited = epoll::wait(
-                &self.epoll,
+                &self.epoll_fd,
                 rustix::buffer::spare_capacity(&mut events),
                 timeout.as_ref(),
             );
@@ -182,26 +188,26 @@ impl CmThread {
             for event in &events {
                 let token = event.data.u64();
                 if token == WAKE_TOKEN {
-                    let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                    let _ = rustix::io::read(&self.wake_eventfd, &mut [0; 8]);
                     continue;
                 }
-                let watched = lock(&self.watched).get(&token).cloned();
+                let watched = lock(&self.watched_handlers).get(&token).cloned();
                 if let Some(watched) = watched {
                     watched.on_readable();
                 }
             }
-            self.ring_alarms();
+            self.handle_expired_alarms();
         }
     }
 
-    fn until_next_alarm(&self) -> Option<Timespec> {
+    fn time_until_next_alarm(&self) -> Option<Timespec> {
         let timers = lock(&self.timers);
         let (&(at, _), _) = timers.first_key_value()?;
         let left = at.saturating_duration_since(Instant::now());
         Timespec::try_from(left).ok()
     }
 
-    fn ring_alarms(&self) {
+    fn handle_expired_alarms(&self) {
         loop {
             let due = {
                 let mut timers = lock(&self.timers);

@@ -6,9 +6,9 @@ use crate::wire::{NegotiatedParams, QpAddress};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ConnectionParams {
     /// Address of the local queue pair.
-    pub(crate) local: QpAddress,
+    pub(crate) local_qp: QpAddress,
     /// Address of the peer's queue pair.
-    pub(crate) remote: QpAddress,
+    pub(crate) remote_qp: QpAddress,
     /// Negotiated parameters from the view of this end. The retry counts are those of its own sends.
     pub(crate) params: NegotiatedParams,
     /// MTU of the path from the request, `IBV_MTU_*`; 0 for the MTU of the port.

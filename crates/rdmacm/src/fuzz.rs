@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::addr::IdAddress;
 use crate::ports::{IdBinding, PortFolder, parse_port_range, process_in_socket_name};
-use crate::process::ProcessIdentity;
+use crate::process_identity::ProcessIdentity;
 use crate::wire::CmMessage;
 
 /// Decodes `bytes` as a message of connection management and as the name of a process. Each decoded value must encode
@@ -17,7 +17,7 @@ use crate::wire::CmMessage;
 ///
 /// # Panics
 /// Decoding panics, or the encoding differs.
-pub fn messages(bytes: &[u8]) {
+pub fn fuzz_messages(bytes: &[u8]) {
     if let Ok(message) = CmMessage::decode(bytes) {
         assert_eq!(message.encode(), bytes);
     }
@@ -36,17 +36,17 @@ pub fn messages(bytes: &[u8]) {
 ///
 /// # Panics
 /// A file that is not a port is deleted, a port is claimed twice, or its listener is not reached.
-pub fn ports(bytes: &[u8]) {
+pub fn fuzz_port_folder(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         assert!(parse_port_range(text).is_none_or(|(low, high)| 0 < low && low <= high));
         assert!(process_in_socket_name(text).is_none() || !text.contains('/'));
     }
     let folder = FuzzFabricFolder::new();
     for line in bytes.split(|&b| b == b'\n').take(16) {
-        folder.add(line);
+        folder.add_port_file(line);
     }
     if let Ok(ports) = PortFolder::open(&folder.0) {
-        use_ports(&ports, &folder);
+        exercise_port_folder(&ports, &folder);
     }
     assert!(
         folder.unrelated_file().exists(),
@@ -57,12 +57,12 @@ pub fn ports(bytes: &[u8]) {
 const PORT_SPACE: u32 = 0x0106;
 const PORT: u16 = 7471;
 
-fn use_ports(ports: &PortFolder, folder: &FuzzFabricFolder) {
+fn exercise_port_folder(ports: &PortFolder, folder: &FuzzFabricFolder) {
     let at = |port| IdAddress::Ip(SocketAddr::from(([10, 0, 0, 1], port)));
     let binding = |port, reuse| IdBinding {
         addr: at(port),
         afonly: false,
-        reuse,
+        reuse_address: reuse,
     };
     for reuse in [false, true] {
         let Ok(mut claim) = ports.claim(PORT_SPACE, binding(PORT, reuse)) else {
@@ -102,7 +102,7 @@ impl FuzzFabricFolder {
         self.0.join("kept")
     }
 
-    fn add(&self, line: &[u8]) {
+    fn add_port_file(&self, line: &[u8]) {
         let (name, target) = match line.iter().position(|&b| b == b'\t') {
             Some(tab) => (&line[..tab], &line[tab + 1..]),
             None => (line, &[][..]),
@@ -132,11 +132,11 @@ impl Drop for FuzzFabricFolder {
 mod tests {
     #[test]
     fn the_corpus_of_ports_is_replayed() {
-        corpus::replay("ports", super::ports);
+        corpus::replay("ports", super::fuzz_port_folder);
     }
 
     #[test]
     fn the_corpus_of_messages_is_replayed() {
-        corpus::replay("messages", super::messages);
+        corpus::replay("messages", super::fuzz_messages);
     }
 }

@@ -2,7 +2,7 @@
 
 use verbs_abi::Gsi;
 
-use crate::device::check_returned_errno;
+use crate::device_port::check_returned_errno;
 use crate::errno::{Errno, Result};
 
 /// Returns the GID by which the port `dgid` is reached, and true if it is reached by packets.

@@ -15,8 +15,8 @@ use verbs_abi::*;
 
 use crate::addr::{self, IdAddress};
 use crate::address_list::AddressList;
-use crate::channel::Channel;
-use crate::device::{DEFAULT_PKEY, DevicePort};
+use crate::channel::EventChannel;
+use crate::device_port::{DEFAULT_PKEY, DevicePort};
 use crate::endpoint::{Endpoint, EndpointEvent};
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
@@ -27,7 +27,7 @@ use crate::multicast::GroupMembership;
 pub struct ChannelHandle {
     abi: UnsafeCell<rdma_event_channel>,
     /// The channel; `None` after its destruction.
-    channel: Mutex<Option<Arc<Channel<EndpointEvent>>>>,
+    channel: Mutex<Option<Arc<EventChannel<EndpointEvent>>>>,
 }
 
 /// Number of destroyed handles that stay readable: another thread may just be about to ask a destroyed handle for an
@@ -43,7 +43,7 @@ impl ChannelHandle {
     /// # Errors
     /// `EMFILE` or `ENFILE` if no descriptor is available.
     pub fn create() -> Result<*mut rdma_event_channel> {
-        let channel = Channel::new()?;
+        let channel = EventChannel::new()?;
         let abi = rdma_event_channel {
             fd: channel.raw_fd(),
         };
@@ -61,7 +61,9 @@ impl ChannelHandle {
     ///
     /// # Safety
     /// `handle` is NULL or came from [`ChannelHandle::create`]. It is live, or one of the last 64 that were destroyed.
-    pub unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel<EndpointEvent>>> {
+    pub unsafe fn channel(
+        handle: *mut rdma_event_channel,
+    ) -> Result<Arc<EventChannel<EndpointEvent>>> {
         // SAFETY: contract of this function; the handle points to the first field.
         let handle = unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)?;
         lock(&handle.channel).clone().ok_or(Errno(libc::EBADF))
@@ -100,7 +102,7 @@ pub(crate) struct ExtraFields {
     pub(crate) initiator_depth: u8,
     pub(crate) responder_resources: u8,
     /// Attributes of the queue pairs that `rdma_get_request` makes.
-    pub(crate) qp_init_attr: Option<ibv_qp_init_attr>,
+    pub(crate) qp_init_attr_for_requests: Option<ibv_qp_init_attr>,
     /// Private data of `rdma_addrinfo`, which precedes the program's own.
     pub(crate) addrinfo_connect_data: Vec<u8>,
     pub(crate) memberships: Vec<Arc<GroupMembership>>,
@@ -125,13 +127,13 @@ macro_rules! c_fields {
                 $(#[$meta])*
                 $vis fn $get(&self) -> $type {
                     // SAFETY: a field of a live object. The program serializes calls that change an id.
-                    unsafe { (*self.abi()).$read }
+                    unsafe { (*self.abi_ptr()).$read }
                 }
             )*
             $(
                 pub(crate) fn $set(&self, value: $new) {
                     // SAFETY: as above.
-                    unsafe { (*self.abi()).$written = value };
+                    unsafe { (*self.abi_ptr()).$written = value };
                 }
             )*
         }
@@ -204,7 +206,7 @@ impl CmId {
                 qp_connect_failed: false,
                 initiator_depth: 0,
                 responder_resources: 0,
-                qp_init_attr: None,
+                qp_init_attr_for_requests: None,
                 addrinfo_connect_data: Vec::new(),
                 memberships: Vec::new(),
                 reuse_address: false,
@@ -241,13 +243,13 @@ impl CmId {
 
     /// Returns a pointer to the C fields. The program reads and writes them as well, so they are accessed only through
     /// this pointer.
-    pub fn abi(&self) -> *mut rdma_cm_id {
+    pub fn abi_ptr(&self) -> *mut rdma_cm_id {
         self.abi.get()
     }
 
     /// Sets the options of binding: `RDMA_OPTION_ID_REUSEADDR` and `RDMA_OPTION_ID_AFONLY`.
     pub fn set_bind_options(&self, reuse_address: bool, afonly: bool) {
-        let mut extra = self.extra();
+        let mut extra = self.lock_extra_fields();
         extra.reuse_address = reuse_address;
         extra.afonly = afonly;
     }
@@ -281,18 +283,20 @@ impl CmId {
     }
 
     /// Returns the id's event channel.
-    pub(crate) fn channel(&self) -> Result<Arc<Channel<EndpointEvent>>> {
+    pub(crate) fn channel(&self) -> Result<Arc<EventChannel<EndpointEvent>>> {
         // SAFETY: a live id's channel is live.
         unsafe { ChannelHandle::channel(self.channel_handle()) }
     }
 
-    pub(crate) fn extra(&self) -> MutexGuard<'_, ExtraFields> {
+    pub(crate) fn lock_extra_fields(&self) -> MutexGuard<'_, ExtraFields> {
         lock(&self.extra)
     }
 
     /// The port that it is on, or will be: that of its own address.
     pub fn device_port(&self) -> &'static DevicePort {
-        self.endpoint.cm.device_port_of(self.source_or_unbound())
+        self.endpoint
+            .cm
+            .device_port_for_address(self.source_or_unbound())
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -307,13 +311,13 @@ impl CmId {
     /// Returns the local address; `None` before the id is bound.
     pub fn source(&self) -> Option<IdAddress> {
         // SAFETY: the field holds what `set_source` wrote, or zeros, which are an address of no family.
-        unsafe { addr::read(&raw const (*self.abi()).route.addr.src.src_addr) }
+        unsafe { addr::read_sockaddr(&raw const (*self.abi_ptr()).route.addr.src.src_addr) }
     }
 
     /// Returns the peer's address; `None` before it is resolved.
     pub fn destination(&self) -> Option<IdAddress> {
         // SAFETY: as above.
-        unsafe { addr::read(&raw const (*self.abi()).route.addr.dst.dst_addr) }
+        unsafe { addr::read_sockaddr(&raw const (*self.abi_ptr()).route.addr.dst.dst_addr) }
     }
 
     fn source_or_unbound(&self) -> IdAddress {
@@ -321,18 +325,18 @@ impl CmId {
     }
 
     pub(crate) fn set_source(&self, to: IdAddress) {
-        self.change_route(|route| route.addr.src.src_storage = addr::to_c(to).0);
+        self.change_route(|route| route.addr.src.src_storage = addr::to_sockaddr(to).0);
     }
 
     pub(crate) fn set_destination(&self, to: IdAddress) {
-        self.change_route(|route| route.addr.dst.dst_storage = addr::to_c(to).0);
+        self.change_route(|route| route.addr.dst.dst_storage = addr::to_sockaddr(to).0);
     }
 
     /// Changes the addresses and the path, which the program only reads.
     fn change_route(&self, change: impl FnOnce(&mut rdma_route)) {
         // SAFETY: a field of a live object. The program serializes calls that change an id with its own reads of that
         // id.
-        change(unsafe { &mut (*self.abi()).route });
+        change(unsafe { &mut (*self.abi_ptr()).route });
     }
 
     /// Binds the id to the device.
@@ -360,10 +364,10 @@ impl CmId {
         let from = self.source_or_unbound();
         let to = self.destination().unwrap_or(from);
         let by_packets = match to {
-            IdAddress::Ip(to) => self.endpoint.cm.gid_reached_by_packets(to.ip()),
+            IdAddress::Ip(to) => self.endpoint.cm.gid_if_reached_by_packets(to.ip()),
             IdAddress::Ib(_) => None,
         };
-        let peer = self.endpoint.cm.device_port_of(to);
+        let peer = self.endpoint.cm.device_port_for_address(to);
         let dgid = by_packets.unwrap_or_else(|| peer.gid(to));
         let path = self.device_port().path_record(from, dgid, peer.lid());
         let path = Box::new(UnsafeCell::new(path));
@@ -374,6 +378,6 @@ impl CmId {
             route.path_rec = path.get();
             route.num_paths = 1;
         });
-        self.extra().path = Some(path);
+        self.lock_extra_fields().path = Some(path);
     }
 }

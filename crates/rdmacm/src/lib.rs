@@ -1,6 +1,6 @@
 //! Connection management for the software NIC: the functions of librdmacm, within a host and between hosts.
 //!
-//! [`abi`] contains librdmacm's entry points as C functions. They use the verbs of the provider that [`set_provider`] sets,
+//! [`abi`] contains librdmacm's entry points as C functions. They use the verbs of the provider that [`set_provider_finder`] sets,
 //! and the fabric's folder, in which processes find each other.
 //!
 //! # The layers, bottom up
@@ -35,32 +35,32 @@ mod cm;
 #[allow(unsafe_code)]
 pub mod cm_event;
 mod cm_thread;
-#[allow(unsafe_code)]
-pub mod connect;
 mod connection_params;
 #[allow(unsafe_code)]
-pub mod device;
+pub mod device_port;
 mod endpoint;
 pub mod errno;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[allow(unsafe_code)]
 mod gsi;
-mod ib;
+mod ib_addr;
 #[allow(unsafe_code)]
 pub mod id;
+#[allow(unsafe_code)]
+pub mod id_lifecycle;
 #[allow(unsafe_code)]
 mod libc_calls;
 mod lock;
 mod mad;
 mod multicast;
 mod ports;
-mod process;
+mod process_identity;
 pub mod resolve;
 mod wire;
 
-pub use channel::Channel;
-pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, default_device, set_provider};
+pub use channel::EventChannel;
+pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, default_device_port, set_provider_finder};
 pub use endpoint::EndpointEvent;
-pub use ib::IbAddr;
+pub use ib_addr::IbAddr;
 pub use wire::QpAddress;

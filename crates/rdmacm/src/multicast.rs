@@ -71,7 +71,7 @@ fn ipoib_mgid(ip: Ipv4Addr) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ib::IbAddr;
+    use crate::ib_addr::IbAddr;
     use std::net::Ipv6Addr;
     use verbs_abi::IBV_LINK_LAYER_INFINIBAND;
 

@@ -5,8 +5,8 @@
 //! over a link whose process has died. A listener makes a socket under the name of the link's target. So a connect
 //! *through the link* reaches the listener or fails.
 
-mod mads;
-mod names;
+mod link_names;
+mod mad_sockets;
 #[cfg(test)]
 mod tests;
 
@@ -26,12 +26,12 @@ use rustix::net::{
 
 use crate::addr::IdAddress;
 use crate::errno::{Errno, Result};
-use crate::process::ProcessIdentity;
-use names::{
-    AddressInLinkName, CLOSED_FILE_SUFFIX, NOT_LISTENING_SUFFIX, closed_file, link_prefix,
+use crate::process_identity::ProcessIdentity;
+use link_names::{
+    AddressInLinkName, CLOSED_FILE_SUFFIX, NOT_LISTENING_SUFFIX, closed_file_name, link_name_prefix,
 };
 
-pub(crate) use names::{IdBinding, process_in_socket_name};
+pub(crate) use link_names::{IdBinding, process_in_socket_name};
 
 /// Time after the close of a listener, or after a bind, in which a new listener is expected at the port.
 const LISTENER_REOPEN_WINDOW: Duration = Duration::from_secs(2);
@@ -125,7 +125,7 @@ impl PortFolder {
             return self.claim_any(port_space, binding);
         }
         let _held = self.lock_folder()?;
-        self.check_conflicts(port_space, binding, binding.reuse, None)?;
+        self.check_conflicts(port_space, binding, binding.reuse_address, None)?;
         let claim = self.new_claim(port_space, binding, binding.addr.port());
         symlinkat(&claim.listener_socket_name, &self.folder, &claim.link_name)?;
         Ok(claim)
@@ -164,8 +164,8 @@ impl PortFolder {
     fn new_claim(&self, port_space: u32, mut binding: IdBinding, port: u16) -> PortClaim {
         binding.addr = binding.addr.with_port(port);
         let n = self.next_socket_number.fetch_add(1, Ordering::Relaxed);
-        let mut link = AddressInLinkName::of(binding).link_name(port_space, port);
-        if binding.reuse {
+        let mut link = AddressInLinkName::from_binding(binding).link_name(port_space, port);
+        if binding.reuse_address {
             // Several links may have the same port until one of their owners listens.
             link = format!("{link}+{}-{n}", self.process);
         }
@@ -184,7 +184,7 @@ impl PortFolder {
     pub(crate) fn listen(&self, claim: &mut PortClaim) -> Result<OwnedFd> {
         let socket = new_socket()?;
         let _held = self.lock_folder()?;
-        if claim.binding.reuse {
+        if claim.binding.reuse_address {
             // "Once the id listens it has to be unique" (`rdma_listen` of `linux:drivers/infiniband/core/cma.c`).
             self.check_conflicts(
                 claim.port_space,
@@ -209,9 +209,10 @@ impl PortFolder {
             let _ = unlinkat(&self.folder, &unfinished, AtFlags::empty());
             return Err(e.into());
         }
-        if claim.binding.reuse {
+        if claim.binding.reuse_address {
             let port = claim.binding.addr.port();
-            let link = AddressInLinkName::of(claim.binding).link_name(claim.port_space, port);
+            let link =
+                AddressInLinkName::from_binding(claim.binding).link_name(claim.port_space, port);
             renameat_with(
                 &self.folder,
                 &claim.link_name,
@@ -220,7 +221,7 @@ impl PortFolder {
                 RenameFlags::NOREPLACE,
             )?;
             claim.link_name = link;
-            claim.binding.reuse = false;
+            claim.binding.reuse_address = false;
         }
         Ok(socket)
     }
@@ -238,7 +239,7 @@ impl PortFolder {
     pub(crate) fn record_listener_closing(&self, claim: &PortClaim) {
         if std::process::id() == self.process.pid() {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
-            let name = closed_file(claim.binding.addr.port());
+            let name = closed_file_name(claim.binding.addr.port());
             if let Ok(file) = openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR) {
                 // Truncating an empty file would not change its times.
                 let _ = rustix::io::write(&file, b"\n");
@@ -257,7 +258,7 @@ impl PortFolder {
             return false;
         };
         let candidates = AddressInLinkName::listener_addresses_for(addr);
-        self.file_changed_recently(&closed_file(port))
+        self.file_changed_recently(&closed_file_name(port))
             || candidates
                 .into_iter()
                 .any(|candidate| self.file_changed_recently(&candidate.link_name(port_space, port)))
@@ -330,8 +331,8 @@ impl PortFolder {
         may_share: bool,
         own_link: Option<&str>,
     ) -> Result {
-        let address = AddressInLinkName::of(binding);
-        let prefix = link_prefix(port_space, binding.addr.port());
+        let address = AddressInLinkName::from_binding(binding);
+        let prefix = link_name_prefix(port_space, binding.addr.port());
         for link in self.names()? {
             let Some(rest) = link.strip_prefix(&prefix) else {
                 continue;

@@ -10,7 +10,7 @@ use verbs_abi::*;
 use crate::addr::{self, IdAddress};
 use crate::endpoint::{EndpointPhase, EventDetail};
 use crate::errno::{Errno, INVALID, Result};
-use crate::ib::IbAddr;
+use crate::ib_addr::IbAddr;
 use crate::id::CmId;
 use crate::ports::IdBinding;
 
@@ -32,13 +32,13 @@ pub fn bind(id: &CmId, addr: IdAddress) -> Result {
         _ => {}
     }
     let (afonly, reuse) = {
-        let extra = id.extra();
+        let extra = id.lock_extra_fields();
         (extra.afonly, extra.reuse_address)
     };
     let bound = id.endpoint.bind(IdBinding {
         addr,
         afonly,
-        reuse,
+        reuse_address: reuse,
     })?;
     id.set_source(bound);
     if specific {
@@ -84,7 +84,7 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
     let src = src.filter(|a| !a.ip().is_unspecified() || a.port() != 0);
     let is_multicast = dst.ip().to_canonical().is_multicast();
     let is_here = is_multicast || addr::is_local(dst.ip())?;
-    let by_packets = id.endpoint.cm.gid_reached_by_packets(dst.ip()).is_some();
+    let by_packets = id.endpoint.cm.gid_if_reached_by_packets(dst.ip()).is_some();
     // The source is the requested address or, as usual when a host talks to itself, the destination address.
     let from = |asked: Option<SocketAddr>| {
         let asked = asked.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::addr::IdAddress;
-use crate::ib::IbAddr;
+use crate::ib_addr::IbAddr;
 
 /// First byte of every message: the version of this encoding.
 const VERSION: u8 = 2;
@@ -112,9 +112,9 @@ const KIND_DISCONNECT_REPLY: u8 = 6;
 
 /// Type of an encoded address. Its first two bytes are the port or, for `AF_IB`, the P_Key; the type and the rest
 /// follow.
-const ADDRESS_IPV4: u8 = 4;
-const ADDRESS_IPV6: u8 = 6;
-const ADDRESS_IB: u8 = 27;
+const ADDRESS_TYPE_IPV4: u8 = 4;
+const ADDRESS_TYPE_IPV6: u8 = 6;
+const ADDRESS_TYPE_IB: u8 = 27;
 
 impl CmMessage {
     /// Encodes the message. Private data is cut to 255 bytes, the limit of `rdma_conn_param`.
@@ -221,19 +221,19 @@ impl MessageWriter {
         match a {
             IdAddress::Ip(SocketAddr::V4(a)) => {
                 self.u16(a.port());
-                self.u8(ADDRESS_IPV4);
+                self.u8(ADDRESS_TYPE_IPV4);
                 self.0.extend(a.ip().octets());
             }
             IdAddress::Ip(SocketAddr::V6(a)) => {
                 self.u16(a.port());
-                self.u8(ADDRESS_IPV6);
+                self.u8(ADDRESS_TYPE_IPV6);
                 self.0.extend(a.ip().octets());
                 self.u32(a.flowinfo());
                 self.u32(a.scope_id());
             }
             IdAddress::Ib(a) => {
                 self.u16(a.pkey);
-                self.u8(ADDRESS_IB);
+                self.u8(ADDRESS_TYPE_IB);
                 self.0.extend(a.gid);
                 self.u32(a.flowinfo);
                 self.u64(a.service_id);
@@ -297,16 +297,16 @@ impl MessageReader<'_> {
     fn address(&mut self) -> Result<IdAddress, MalformedMessage> {
         let first = self.u16()?;
         Ok(match self.u8()? {
-            ADDRESS_IPV4 => {
+            ADDRESS_TYPE_IPV4 => {
                 let ip = IpAddr::V4(Ipv4Addr::from(self.bytes::<4>()?));
                 IdAddress::Ip(SocketAddr::new(ip, first))
             }
-            ADDRESS_IPV6 => {
+            ADDRESS_TYPE_IPV6 => {
                 let ip = Ipv6Addr::from(self.bytes::<16>()?);
                 let v6 = SocketAddrV6::new(ip, first, self.u32()?, self.u32()?);
                 IdAddress::Ip(SocketAddr::V6(v6))
             }
-            ADDRESS_IB => IdAddress::Ib(IbAddr {
+            ADDRESS_TYPE_IB => IdAddress::Ib(IbAddr {
                 pkey: first,
                 gid: self.bytes()?,
                 flowinfo: self.u32()?,

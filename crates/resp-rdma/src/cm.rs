@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::{ChannelHandle, CmId};
-use rdmacm::{Channel, DEFAULT_ANSWER_TIMEOUT, EndpointEvent, Provider};
-use rdmacm::{cm_event, connect, resolve};
+use rdmacm::{DEFAULT_ANSWER_TIMEOUT, EndpointEvent, EventChannel, Provider};
+use rdmacm::{cm_event, id_lifecycle, resolve};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs::{PreparedQp, QueuePair, Rc, VerbError};
 use verbs_abi::*;
@@ -28,7 +28,7 @@ const READ_ATOMIC_DEPTH: u8 = 1;
 
 /// Registers the verbs provider with connection management; effective once a process.
 pub(crate) fn register_provider() {
-    rdmacm::set_provider(|| {
+    rdmacm::set_provider_finder(|| {
         Ok(Provider {
             verbs: verbs::raw::symbols(&verbs::Provider::softnic()),
             fabric_dir: softnic::fabric_dir().map_err(|_| Errno::from(EINVAL).0)?,
@@ -58,7 +58,7 @@ pub(crate) enum CmEventKind {
 pub(crate) struct OwnedCmId {
     handle: *mut rdma_cm_id,
     channel_handle: *mut rdma_event_channel,
-    channel: Arc<Channel<EndpointEvent>>,
+    channel: Arc<EventChannel<EndpointEvent>>,
 }
 
 // SAFETY: ids may be used from any thread, since `rdmacm` locks its state of an id; this id is used
@@ -66,7 +66,8 @@ pub(crate) struct OwnedCmId {
 unsafe impl Send for OwnedCmId {}
 
 /// Creates a non-blocking event channel.
-fn create_nonblocking_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<EndpointEvent>>)> {
+fn create_nonblocking_channel()
+-> Result<(*mut rdma_event_channel, Arc<EventChannel<EndpointEvent>>)> {
     let handle = ChannelHandle::create()?;
     // SAFETY: the handle was just made; its descriptor is open as long as the channel.
     unsafe {
@@ -86,11 +87,12 @@ impl OwnedCmId {
     /// Creates an unbound id.
     pub(crate) fn new() -> Result<Self> {
         register_provider();
-        rdmacm::default_device()?;
+        rdmacm::default_device_port()?;
         let (channel_handle, channel) = create_nonblocking_channel()?;
         // SAFETY: a live channel.
-        let id =
-            unsafe { connect::new_id(channel_handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC) };
+        let id = unsafe {
+            id_lifecycle::new_id(channel_handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC)
+        };
         match id {
             Ok(handle) => Ok(Self {
                 handle,
@@ -116,15 +118,15 @@ impl OwnedCmId {
         // As Valkey does: a listener at IPv6's wildcard address accepts no IPv4.
         id.set_bind_options(false, address.is_ipv6());
         resolve::bind(id, address.into())?;
-        connect::listen(id, 0)
+        id_lifecycle::listen(id, 0)
     }
 
     pub(crate) fn source(&self) -> Option<SocketAddr> {
-        self.id().ok()?.source()?.ip().ok()
+        self.id().ok()?.source()?.ip_socket_addr().ok()
     }
 
     pub(crate) fn destination(&self) -> Option<SocketAddr> {
-        self.id().ok()?.destination()?.ip().ok()
+        self.id().ok()?.destination()?.ip_socket_addr().ok()
     }
 
     pub(crate) fn resolve_addr(&self, to: SocketAddr) -> Result {
@@ -139,14 +141,14 @@ impl OwnedCmId {
     pub(crate) fn connect(&self, qpn: u32) -> Result {
         let param = conn_param(qpn);
         // SAFETY: the parameters are valid, and have no private data.
-        unsafe { connect::connect(self.id()?, &raw const param) }
+        unsafe { id_lifecycle::connect(self.id()?, &raw const param) }
     }
 
     /// Accepts a connection for the queue pair with this number.
     pub(crate) fn accept(&self, qpn: u32) -> Result {
         let param = conn_param(qpn);
         // SAFETY: as above.
-        unsafe { connect::accept(self.id()?, &raw const param) }
+        unsafe { id_lifecycle::accept(self.id()?, &raw const param) }
     }
 
     /// Tells the peer that this end is ready.
@@ -189,11 +191,11 @@ impl OwnedCmId {
         if self.channel.is_empty() {
             return None;
         }
-        let event = cm_event::next_event(&self.channel).ok()?;
+        let event = cm_event::wait_for_next_event(&self.channel).ok()?;
         // SAFETY: the event is live until it is acknowledged here.
         let (kind, handle) = unsafe {
             let about = ((*event).event, (*event).id);
-            cm_event::acknowledge(event);
+            cm_event::acknowledge_event(event);
             about
         };
         let news = match kind {
@@ -218,7 +220,7 @@ impl OwnedCmId {
             return Some((news, None));
         }
         // SAFETY: the id of a request, which no other code knows.
-        let requested = unsafe { Self::of_request_or_reject(handle) };
+        let requested = unsafe { Self::from_request_or_reject(handle) };
         Some((news, requested))
     }
 
@@ -227,7 +229,7 @@ impl OwnedCmId {
     ///
     /// # Safety
     /// No other code uses the id.
-    unsafe fn of_request_or_reject(handle: *mut rdma_cm_id) -> Option<Self> {
+    unsafe fn from_request_or_reject(handle: *mut rdma_cm_id) -> Option<Self> {
         // SAFETY: contract of this function; the channel was just made.
         unsafe {
             let moved = create_nonblocking_channel().and_then(|(channel_handle, channel)| {
@@ -245,7 +247,7 @@ impl OwnedCmId {
                 }),
                 Err(Errno(errno)) => {
                     tracing::warn!("a connection is refused: errno {errno}");
-                    let _ = connect::destroy(handle);
+                    let _ = id_lifecycle::destroy_id(handle);
                     None
                 }
             }
@@ -268,7 +270,7 @@ impl Drop for OwnedCmId {
         // SAFETY: this value owns the id and its channel; its events were acknowledged when they
         // were taken.
         unsafe {
-            let _ = connect::destroy(self.handle);
+            let _ = id_lifecycle::destroy_id(self.handle);
             ChannelHandle::destroy(self.channel_handle);
         }
     }

@@ -71,11 +71,11 @@ impl Command {
     /// Decodes a message, and ignores reserved bytes.
     ///
     /// # Errors
-    /// [`ProtocolError::CommandLength`], [`ProtocolError::Opcode`].
+    /// [`ProtocolError::WrongCommandLength`], [`ProtocolError::UnknownOpcode`].
     pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolError> {
         let whole: &[u8; COMMAND_BYTES] = bytes
             .try_into()
-            .map_err(|_| ProtocolError::CommandLength(bytes.len()))?;
+            .map_err(|_| ProtocolError::WrongCommandLength(bytes.len()))?;
         let [o0, o1, s0, s1, _, _, _, _, rest @ ..] = whole;
         let [_, _, _, _, _, _, _, _, tail @ ..] = rest;
         let [a0, a1, a2, a3, a4, a5, a6, a7, last @ ..] = tail;
@@ -91,7 +91,7 @@ impl Command {
                 len: u32::from_be_bytes([*l0, *l1, *l2, *l3]),
                 rkey: u32::from_be_bytes([*k0, *k1, *k2, *k3]),
             })),
-            other => Err(ProtocolError::Opcode(other)),
+            other => Err(ProtocolError::UnknownOpcode(other)),
         }
     }
 }
@@ -147,13 +147,16 @@ mod tests {
     #[test]
     fn other_lengths_and_opcodes_are_refused() {
         for len in [0, 1, 31, 33, 64] {
-            let refused = Err(ProtocolError::CommandLength(len));
+            let refused = Err(ProtocolError::WrongCommandLength(len));
             assert_eq!(Command::decode(&vec![0; len]), refused);
         }
         for opcode in [4u16, 255, 256, u16::MAX] {
             let mut bytes = [0; 32];
             bytes[..2].copy_from_slice(&opcode.to_be_bytes());
-            assert_eq!(Command::decode(&bytes), Err(ProtocolError::Opcode(opcode)));
+            assert_eq!(
+                Command::decode(&bytes),
+                Err(ProtocolError::UnknownOpcode(opcode))
+            );
         }
     }
 

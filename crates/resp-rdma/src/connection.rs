@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::cm::{CmEventKind, OwnedCmId};
+use crate::connected_qp::{ConnectedQp, PeerArrival};
 use crate::error::ProtocolError;
-use crate::queue::{ConnectedQp, PeerArrival};
 use crate::stream::ByteStream;
 
 /// The time that [`Connection::wait_for_arrival`] polls before sleeping; waking takes about as long.
@@ -20,7 +20,7 @@ const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ConnectionPhase {
     /// Accepted by this end; the peer is not ready yet.
-    Accepting,
+    AcceptedAwaitingPeer,
     Open,
     /// The peer has disconnected. Bytes that arrived before can still be read.
     Disconnected,
@@ -41,7 +41,7 @@ enum ConnectionPhase {
 /// Dropping a connection ends it at once, as `rdma_disconnect(3)` does.
 pub struct Connection {
     // Fields are dropped in this order: the queue pair must be destroyed before the id.
-    queue: ConnectedQp,
+    qp: ConnectedQp,
     id: OwnedCmId,
     stream: ByteStream,
     phase: ConnectionPhase,
@@ -55,15 +55,15 @@ impl Connection {
     pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(3000);
 
     pub(crate) fn new(id: OwnedCmId, queue: ConnectedQp, established: bool) -> Self {
-        let stream = ByteStream::new(queue.own_buffer());
+        let stream = ByteStream::new(queue.own_announced_buffer());
         let mut connection = Self {
-            queue,
+            qp: queue,
             id,
             stream,
             phase: if established {
                 ConnectionPhase::Open
             } else {
-                ConnectionPhase::Accepting
+                ConnectionPhase::AcceptedAwaitingPeer
             },
             failure: None,
             has_unreported_arrival: false,
@@ -81,7 +81,7 @@ impl Connection {
     /// Returns the descriptors that become readable at the next arrival after
     /// [`arm_unless_arrived`](Self::arm_unless_arrived): those of the completion channel and of the event channel.
     pub fn fds(&self) -> [RawFd; 2] {
-        [self.queue.fd(), self.id.fd()]
+        [self.qp.fd(), self.id.fd()]
     }
 
     /// Returns true if anything arrived since the last call, so that a read or a write may succeed.
@@ -93,7 +93,7 @@ impl Connection {
     /// Arms the descriptors for the next arrival. Returns false if something has already arrived;
     /// then read or write first.
     pub fn arm_unless_arrived(&mut self) -> bool {
-        if self.queue.repost_used_receives().is_err() || self.queue.arm_cq().is_err() {
+        if self.qp.repost_used_receives().is_err() || self.qp.arm_cq().is_err() {
             return false;
         }
         let (before, _) = (self.phase, self.process_cm_events());
@@ -119,7 +119,7 @@ impl Connection {
         let left = timeout.saturating_sub(begun.elapsed());
         // A timeout that exceeds the system's range is unlimited.
         let left = Timespec::try_from(left).ok();
-        let (queue, id) = (self.queue.borrowed_fd(), self.id.borrowed_fd());
+        let (queue, id) = (self.qp.borrowed_fd(), self.id.borrowed_fd());
         let mut fds = [&queue, &id].map(|fd| PollFd::new(fd, PollFlags::IN));
         match rustix::event::poll(&mut fds, left.as_ref()) {
             Ok(ready) => Ok(ready > 0),
@@ -132,7 +132,7 @@ impl Connection {
     ///
     /// # Errors
     /// The errors of writing.
-    pub fn keep_alive(&mut self) -> io::Result<()> {
+    pub fn send_keep_alive(&mut self) -> io::Result<()> {
         if self.phase == ConnectionPhase::Open {
             self.stream.queue_keep_alive();
             self.send_commands()?;
@@ -147,12 +147,16 @@ impl Connection {
             self.has_unreported_arrival = true;
             return Ok(true);
         }
-        let Self { queue, stream, .. } = self;
+        let Self {
+            qp: queue, stream, ..
+        } = self;
         let taken = queue.poll(|arrival| -> io::Result<()> {
             Ok(match arrival {
                 PeerArrival::Data { imm, len } => stream.on_data(imm, len),
                 PeerArrival::Command(bytes) => stream.on_command(&bytes),
-                PeerArrival::CommandOfWrongLength(len) => Err(ProtocolError::CommandLength(len)),
+                PeerArrival::CommandOfWrongLength(len) => {
+                    Err(ProtocolError::WrongCommandLength(len))
+                }
             }?)
         });
         match taken {
@@ -161,7 +165,7 @@ impl Connection {
             Err(e) => return Err(self.fail(e)),
         }
         self.has_unreported_arrival = true;
-        if self.phase == ConnectionPhase::Accepting {
+        if self.phase == ConnectionPhase::AcceptedAwaitingPeer {
             // A peer that sends is ready, even if its ESTABLISHED event comes later.
             self.phase = ConnectionPhase::Open;
         }
@@ -173,13 +177,13 @@ impl Connection {
     fn process_cm_events(&mut self) {
         while let Some((news, _)) = self.id.next() {
             match (news, self.phase) {
-                (CmEventKind::Established, ConnectionPhase::Accepting) => {
+                (CmEventKind::Established, ConnectionPhase::AcceptedAwaitingPeer) => {
                     self.phase = ConnectionPhase::Open;
                     let _ = self.send_commands();
                 }
                 (
                     CmEventKind::Disconnected | CmEventKind::Refused | CmEventKind::Unreachable,
-                    ConnectionPhase::Accepting | ConnectionPhase::Open,
+                    ConnectionPhase::AcceptedAwaitingPeer | ConnectionPhase::Open,
                 ) => {
                     // Bytes that arrived before the end can still be read. WRs fail because of the
                     // end.
@@ -196,11 +200,11 @@ impl Connection {
         if self.phase != ConnectionPhase::Open {
             return Ok(());
         }
-        while self.stream.has_command() && self.queue.has_command_room() {
+        while self.stream.has_command() && self.qp.has_command_room() {
             let Some(command) = self.stream.take_next_command() else {
                 break;
             };
-            if let Err(e) = self.queue.send_command(&command.encode()) {
+            if let Err(e) = self.qp.send_command(&command.encode()) {
                 return Err(self.fail(e.into()));
             }
         }
@@ -212,7 +216,7 @@ impl Connection {
         if self.phase != ConnectionPhase::Disconnected {
             self.phase = ConnectionPhase::Failed(error.kind());
             self.failure = Some(error.to_string());
-            self.queue.move_to_error_state();
+            self.qp.move_to_error_state();
         }
         error
     }
@@ -240,7 +244,7 @@ impl Read for Connection {
         if there > 0 && !into.is_empty() {
             let len = u32::try_from(into.len()).unwrap_or(u32::MAX).min(there);
             let part = into.get_mut(..usize::try_from(len).unwrap_or(0));
-            self.queue
+            self.qp
                 .copy_from_receive_buffer(offset, part.unwrap_or_default());
             self.stream.consume(len);
             self.send_commands()?;
@@ -252,7 +256,9 @@ impl Read for Connection {
             // More bytes may have arrived before the disconnect event.
             _ if self.stream.unread_offset_and_len().1 > 0 && !into.is_empty() => self.read(into),
             ConnectionPhase::Disconnected => Ok(0),
-            ConnectionPhase::Accepting | ConnectionPhase::Open => Err(ErrorKind::WouldBlock.into()),
+            ConnectionPhase::AcceptedAwaitingPeer | ConnectionPhase::Open => {
+                Err(ErrorKind::WouldBlock.into())
+            }
         }
     }
 }
@@ -266,15 +272,15 @@ impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            let mut room = self.queue.max_bytes_of_next_write(rest.len());
+            let mut room = self.qp.max_bytes_of_next_write(rest.len());
             if room == 0 || self.stream.free_peer_buffer_bytes() == 0 {
                 self.process_completions()?;
-                room = self.queue.max_bytes_of_next_write(rest.len());
+                room = self.qp.max_bytes_of_next_write(rest.len());
             }
             match self.phase {
                 ConnectionPhase::Failed(kind) => return Err(self.failure(kind)),
                 ConnectionPhase::Disconnected => return Err(ErrorKind::BrokenPipe.into()),
-                ConnectionPhase::Accepting | ConnectionPhase::Open => {}
+                ConnectionPhase::AcceptedAwaitingPeer | ConnectionPhase::Open => {}
             }
             // A shorter piece may be inline, or fit the staging memory, although the whole does
             // not.
@@ -284,7 +290,7 @@ impl Write for Connection {
             };
             let part = usize::try_from(piece.len).unwrap_or(0);
             let part = rest.get(..part).unwrap_or_default();
-            if let Err(e) = self.queue.write(part, piece) {
+            if let Err(e) = self.qp.write(part, piece) {
                 return Err(self.fail(e.into()));
             }
             done += part.len();

@@ -11,10 +11,10 @@ use verbs::VerbError;
 pub enum ProtocolError {
     /// A control message has a wrong length.
     #[error("a control message of {0} bytes: they have 32")]
-    CommandLength(usize),
+    WrongCommandLength(usize),
     /// A control message has an unknown opcode.
     #[error("a control message with the opcode {0}: the opcodes are 0 to 3")]
-    Opcode(u16),
+    UnknownOpcode(u16),
     /// The peer registers an empty buffer, or one that exceeds the address space.
     #[error("the peer registers {len} bytes at {addr:#x} as its receive buffer")]
     InvalidBuffer {
@@ -76,7 +76,7 @@ pub enum SetupError {
     Verb(#[from] VerbError),
     /// Receives could not be posted.
     #[error(transparent)]
-    Post(#[from] verbs::PostError),
+    PostReceives(#[from] verbs::PostError),
     /// No server listens at the address, or the server refused the connection.
     #[error("{0} refuses the connection: does a server listen there by rdma_cm?")]
     Refused(SocketAddr),
@@ -91,7 +91,9 @@ pub enum SetupError {
 verbs::from_verb_errors!(SetupError);
 
 impl SetupError {
-    pub(crate) fn cm(step: &'static str) -> impl FnOnce(rdmacm::errno::Errno) -> Self {
+    pub(crate) fn from_cm_error_in_step(
+        step: &'static str,
+    ) -> impl FnOnce(rdmacm::errno::Errno) -> Self {
         move |errno| Self::Cm {
             step,
             source: io::Error::from_raw_os_error(errno.0),

@@ -7,21 +7,21 @@ use crate::{AnnouncedBuffer, ByteStream, Command};
 ///
 /// # Panics
 /// A read or a write leaves its buffer.
-pub fn stream(mut bytes: &[u8]) {
+pub fn fuzz_stream(mut bytes: &[u8]) {
     let own = AnnouncedBuffer {
         addr: 0x10_0000,
-        len: u32::from(take::<1>(&mut bytes)[0]) + 1,
+        len: u32::from(take_bytes_or_zeroes::<1>(&mut bytes)[0]) + 1,
         rkey: 7,
     };
     let mut stream = ByteStream::new(own);
     let mut peer: Option<(u64, u64)> = None;
     let mut told = 0;
     while !bytes.is_empty() {
-        let [action, a, b] = take::<3>(&mut bytes);
+        let [action, a, b] = take_bytes_or_zeroes::<3>(&mut bytes);
         let number = u32::from(u16::from_le_bytes([a, b]));
         let fine = match action % 6 {
             0 => {
-                let message = take::<32>(&mut bytes);
+                let message = take_bytes_or_zeroes::<32>(&mut bytes);
                 let message = &message[..if a == 0 { usize::from(b % 33) } else { 32 }];
                 let fine = stream.on_command(message);
                 if let (Ok(()), Ok(Command::RegisterXferMemory(buffer))) =
@@ -36,7 +36,7 @@ pub fn stream(mut bytes: &[u8]) {
                 fine
             }
             1 => stream.on_data(number, u32::from(a)),
-            2 => stream.on_data(u32::from_be_bytes(take(&mut bytes)), number),
+            2 => stream.on_data(u32::from_be_bytes(take_bytes_or_zeroes(&mut bytes)), number),
             3 => {
                 let (_, there) = stream.unread_offset_and_len();
                 stream.consume(number.min(there));
@@ -71,7 +71,7 @@ pub fn stream(mut bytes: &[u8]) {
 }
 
 /// Takes the next bytes; missing bytes are zeroes.
-fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
+fn take_bytes_or_zeroes<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
     let mut taken = [0; N];
     let len = bytes.len().min(N);
     let (head, rest) = bytes.split_at(len);
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_corpus_of_valkey_streams_is_replayed() {
-        corpus::replay("valkey_stream", super::stream);
+        corpus::replay("valkey_stream", super::fuzz_stream);
     }
 
     /// A message from one end to the other, in order.
@@ -206,7 +206,7 @@ mod tests {
 
         #[test]
         fn any_peer_is_endured(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-            super::stream(&bytes);
+            super::fuzz_stream(&bytes);
         }
 
         /// A peer that sends mostly valid messages before a violation does no harm.
@@ -231,7 +231,7 @@ mod tests {
                     _ => {}
                 }
             }
-            super::stream(&bytes);
+            super::fuzz_stream(&bytes);
         }
     }
 }

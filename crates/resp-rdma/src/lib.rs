@@ -22,17 +22,17 @@
 #[allow(unsafe_code)]
 mod cm;
 mod command;
+mod connected_qp;
 mod connection;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod queue;
 mod setup;
 mod stream;
 
 pub use command::{AnnouncedBuffer, COMMAND_BYTES, Command};
+pub use connected_qp::{Config, POSTED_RECEIVES, RECV_BUFFER_BYTES_RANGE};
 pub use connection::Connection;
 pub use error::{ProtocolError, SetupError};
-pub use queue::{Config, POSTED_RECEIVES, RECV_BUFFER_BYTES_RANGE};
 pub use setup::{Connector, Listener};
 pub use stream::{ByteStream, WriteTarget};

@@ -9,9 +9,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs::{Context, ProtectionDomain};
 
 use crate::cm::{CmEventKind, OwnedCmId};
+use crate::connected_qp::{Config, RECV_BUFFER_BYTES_RANGE, UnconnectedQp};
 use crate::connection::Connection;
 use crate::error::SetupError;
-use crate::queue::{Config, RECV_BUFFER_BYTES_RANGE, UnconnectedQp};
 
 /// A maker of connections and listeners on a device.
 #[derive(Debug, Clone)]
@@ -46,9 +46,9 @@ impl Connector {
     /// The reason why the connection failed.
     pub fn connect(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, SetupError> {
         let deadline = Instant::now().checked_add(timeout);
-        let id = OwnedCmId::new().map_err(SetupError::cm("rdma_create_id"))?;
+        let id = OwnedCmId::new().map_err(SetupError::from_cm_error_in_step("rdma_create_id"))?;
         let expect = |expected: CmEventKind| -> Result<(), SetupError> {
-            match wait(&id, deadline)? {
+            match wait_for_cm_event(&id, deadline)? {
                 Some(news) if news == expected => Ok(()),
                 Some(CmEventKind::Refused | CmEventKind::Disconnected) => {
                     Err(SetupError::Refused(to))
@@ -58,17 +58,18 @@ impl Connector {
             }
         };
         id.resolve_addr(to)
-            .map_err(SetupError::cm("rdma_resolve_addr"))?;
+            .map_err(SetupError::from_cm_error_in_step("rdma_resolve_addr"))?;
         expect(CmEventKind::AddressOrRouteResolved)?;
         id.resolve_route()
-            .map_err(SetupError::cm("rdma_resolve_route"))?;
+            .map_err(SetupError::from_cm_error_in_step("rdma_resolve_route"))?;
         expect(CmEventKind::AddressOrRouteResolved)?;
         let prepared = UnconnectedQp::new(&self.pd, &self.config)?;
         id.connect(prepared.qpn())
-            .map_err(SetupError::cm("rdma_connect"))?;
+            .map_err(SetupError::from_cm_error_in_step("rdma_connect"))?;
         expect(CmEventKind::ConnectResponse)?;
-        let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
-        id.establish().map_err(SetupError::cm("rdma_establish"))?;
+        let queue = prepared.connect(|qp| Ok(id.connect_qp(qp)?))?;
+        id.establish()
+            .map_err(SetupError::from_cm_error_in_step("rdma_establish"))?;
         Ok(Connection::new(id, queue, true))
     }
 
@@ -77,8 +78,9 @@ impl Connector {
     /// # Errors
     /// The errors of `rdma_bind_addr(3)`.
     pub fn listen(&self, at: SocketAddr) -> Result<Listener, SetupError> {
-        let id = OwnedCmId::new().map_err(SetupError::cm("rdma_create_id"))?;
-        id.listen(at).map_err(SetupError::cm("rdma_bind_addr"))?;
+        let id = OwnedCmId::new().map_err(SetupError::from_cm_error_in_step("rdma_create_id"))?;
+        id.listen(at)
+            .map_err(SetupError::from_cm_error_in_step("rdma_bind_addr"))?;
         Ok(Listener {
             id,
             connector: self.clone(),
@@ -87,7 +89,10 @@ impl Connector {
 }
 
 /// Waits for the next event; returns `None` at the deadline.
-fn wait(id: &OwnedCmId, deadline: Option<Instant>) -> Result<Option<CmEventKind>, SetupError> {
+fn wait_for_cm_event(
+    id: &OwnedCmId,
+    deadline: Option<Instant>,
+) -> Result<Option<CmEventKind>, SetupError> {
     loop {
         if let Some((news, _)) = id.next() {
             return Ok(Some(news));
@@ -138,8 +143,9 @@ impl Listener {
     fn accept_request(&self, id: OwnedCmId) -> Result<Connection, SetupError> {
         let prepared = UnconnectedQp::new(&self.connector.pd, &self.connector.config)?;
         let qpn = prepared.qpn();
-        let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
-        id.accept(qpn).map_err(SetupError::cm("rdma_accept"))?;
+        let queue = prepared.connect(|qp| Ok(id.connect_qp(qp)?))?;
+        id.accept(qpn)
+            .map_err(SetupError::from_cm_error_in_step("rdma_accept"))?;
         Ok(Connection::new(id, queue, false))
     }
 

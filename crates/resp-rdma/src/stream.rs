@@ -27,13 +27,13 @@ pub struct ByteStream {
     own_buffer: AnnouncedBuffer,
     /// Bytes of the own buffer that have arrived, and that were read; `read <= received_bytes <= own.len`.
     received_bytes: u32,
-    read_bytes: u32,
+    own_buffer_read_bytes: u32,
     /// True if the peer knows that the own buffer is empty and may be filled.
-    own_buffer_announced: bool,
+    is_own_buffer_announced: bool,
     /// The peer's buffer, once announced.
     peer_buffer: Option<AnnouncedBuffer>,
     /// Bytes written to the peer's buffer; at most its length.
-    written_bytes: u32,
+    peer_buffer_written_bytes: u32,
     unsent_commands: VecDeque<Command>,
 }
 
@@ -44,10 +44,10 @@ impl ByteStream {
         Self {
             own_buffer: own,
             received_bytes: 0,
-            read_bytes: 0,
-            own_buffer_announced: false,
+            own_buffer_read_bytes: 0,
+            is_own_buffer_announced: false,
             peer_buffer: None,
-            written_bytes: 0,
+            peer_buffer_written_bytes: 0,
             unsent_commands: VecDeque::from([Command::RegisterXferMemory(own)]),
         }
     }
@@ -73,7 +73,7 @@ impl ByteStream {
                     return Err(ProtocolError::InvalidBuffer { addr, len });
                 }
                 self.peer_buffer = Some(buffer);
-                self.written_bytes = 0;
+                self.peer_buffer_written_bytes = 0;
                 Ok(())
             }
         }
@@ -85,7 +85,7 @@ impl ByteStream {
     /// # Errors
     /// [`ProtocolError::Overrun`], [`ProtocolError::ImmediateTooSmall`].
     pub fn on_data(&mut self, imm: u32, len: u32) -> Result<(), ProtocolError> {
-        let left = if self.own_buffer_announced {
+        let left = if self.is_own_buffer_announced {
             self.own_buffer.len - self.received_bytes
         } else {
             0
@@ -103,7 +103,10 @@ impl ByteStream {
     /// Returns the bytes that have arrived and were not read: their offset in the own buffer, and
     /// their number.
     pub fn unread_offset_and_len(&self) -> (u32, u32) {
-        (self.read_bytes, self.received_bytes - self.read_bytes)
+        (
+            self.own_buffer_read_bytes,
+            self.received_bytes - self.own_buffer_read_bytes,
+        )
     }
 
     /// Marks `bytes` as read. After the last byte of the buffer, the buffer is announced again.
@@ -112,15 +115,15 @@ impl ByteStream {
     /// `bytes` exceeds the number of readable bytes.
     pub fn consume(&mut self, bytes: u32) {
         assert!(
-            bytes <= self.received_bytes - self.read_bytes,
+            bytes <= self.received_bytes - self.own_buffer_read_bytes,
             "{bytes} bytes are read of {}",
-            self.received_bytes - self.read_bytes
+            self.received_bytes - self.own_buffer_read_bytes
         );
-        self.read_bytes += bytes;
-        if self.read_bytes == self.own_buffer.len {
-            (self.received_bytes, self.read_bytes) = (0, 0);
+        self.own_buffer_read_bytes += bytes;
+        if self.own_buffer_read_bytes == self.own_buffer.len {
+            (self.received_bytes, self.own_buffer_read_bytes) = (0, 0);
             // Only one announcement is pending at a time: no byte arrives before it is sent.
-            self.own_buffer_announced = false;
+            self.is_own_buffer_announced = false;
             self.unsent_commands
                 .push_back(Command::RegisterXferMemory(self.own_buffer));
         }
@@ -129,16 +132,16 @@ impl ByteStream {
     /// Returns the number of bytes that may be written now.
     pub fn free_peer_buffer_bytes(&self) -> u32 {
         self.peer_buffer
-            .map_or(0, |peer| peer.len - self.written_bytes)
+            .map_or(0, |peer| peer.len - self.peer_buffer_written_bytes)
     }
 
     /// Returns the place for at most `most` bytes to write; `None` if the peer's buffer is full or
     /// unknown.
     pub fn reserve_write(&mut self, most: u32) -> Option<WriteTarget> {
         let peer = self.peer_buffer?;
-        let len = most.min(peer.len - self.written_bytes);
-        let addr = peer.addr + u64::from(self.written_bytes);
-        self.written_bytes += len;
+        let len = most.min(peer.len - self.peer_buffer_written_bytes);
+        let addr = peer.addr + u64::from(self.peer_buffer_written_bytes);
+        self.peer_buffer_written_bytes += len;
         (len > 0).then_some(WriteTarget {
             addr,
             len,
@@ -156,7 +159,7 @@ impl ByteStream {
     /// Takes the next control message to send.
     pub fn take_next_command(&mut self) -> Option<Command> {
         let next = self.unsent_commands.pop_front();
-        self.own_buffer_announced |= matches!(next, Some(Command::RegisterXferMemory(_)));
+        self.is_own_buffer_announced |= matches!(next, Some(Command::RegisterXferMemory(_)));
         next
     }
 

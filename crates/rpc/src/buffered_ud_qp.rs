@@ -140,7 +140,7 @@ impl BufferedUdQp {
             None => context.create_cq(config.recv_depth.max(1))?,
         };
         let mut builder = pd
-            .qp::<Ud>(&send_cq, &recv_cq)
+            .qp_builder::<Ud>(&send_cq, &recv_cq)
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(config.recv_depth.max(1))

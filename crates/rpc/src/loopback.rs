@@ -29,7 +29,7 @@ impl LoopbackQp {
     pub fn new(pd: &ProtectionDomain, port: PortAndGidIndex) -> Result<Self, RpcError> {
         let cq = pd.context().create_cq(2)?;
         let qp = pd
-            .qp::<Rc>(&cq, &cq)
+            .qp_builder::<Rc>(&cq, &cq)
             .port_num(port.port_num)
             .gid_index(port.gid_index)
             .max_send_wr(2)

@@ -48,7 +48,7 @@ impl PreparedOneSidedQueue {
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         let cq = pd.context().create_cq(depth)?;
         let qp = pd
-            .qp::<Rc>(&cq, &cq)
+            .qp_builder::<Rc>(&cq, &cq)
             .port_num(port.port_num)
             .gid_index(port.gid_index)
             .max_send_wr(depth)

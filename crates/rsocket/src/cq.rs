@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use rdmacm::device::{DevicePort, last_errno};
+use rdmacm::device_port::{DevicePort, last_errno};
 use rdmacm::errno::Result;
 use verbs_abi::*;
 

@@ -71,7 +71,7 @@ pub(crate) struct DatagramSocket(Mutex<DatagramState>);
 impl DatagramSocket {
     /// Makes a socket; returns the socket and its descriptor, which is that of the UDP socket.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
-        rdmacm::default_device()?;
+        rdmacm::default_device_port()?;
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a new descriptor, which only this socket owns.
         let udp = unsafe {
@@ -106,7 +106,7 @@ impl DatagramSocket {
         let mut state = self.lock();
         // The queue pair must be ready before peers can know the socket's name.
         state.ud_qp_or_create()?;
-        let (c, len) = rdmacm::addr::to_c(addr.into());
+        let (c, len) = rdmacm::addr::to_sockaddr(addr.into());
         // SAFETY: the pointer leads to an address of `len` bytes.
         let bound = unsafe { libc::bind(state.udp.as_raw_fd(), (&raw const c).cast(), len) };
         if bound == 0 {
@@ -313,7 +313,10 @@ impl WaitableState for DatagramState {
 impl DatagramState {
     fn ud_qp_or_create(&mut self) -> Result<&mut BufferedUdQp> {
         if self.ud_qp.is_none() {
-            self.ud_qp = Some(BufferedUdQp::new(rdmacm::default_device()?, self.sizes)?);
+            self.ud_qp = Some(BufferedUdQp::new(
+                rdmacm::default_device_port()?,
+                self.sizes,
+            )?);
         }
         self.ud_qp.as_mut().ok_or(INVALID)
     }
@@ -375,7 +378,7 @@ impl DatagramState {
                 SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
                 SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
             };
-            let (c, len) = rdmacm::addr::to_c(any.into());
+            let (c, len) = rdmacm::addr::to_sockaddr(any.into());
             // SAFETY: the pointer leads to an address of `len` bytes.
             if unsafe { libc::bind(self.udp.as_raw_fd(), (&raw const c).cast(), len) } != 0 {
                 return Err(io::Error::last_os_error().into());

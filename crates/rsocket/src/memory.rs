@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use verbs_abi::*;
 
-use rdmacm::device::{DevicePort, last_errno};
+use rdmacm::device_port::{DevicePort, last_errno};
 use rdmacm::errno::{Errno, Result};
 
 /// Zeroed, registered memory. It is deregistered and freed on drop.

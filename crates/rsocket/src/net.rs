@@ -1,6 +1,6 @@
 //! Stream sockets over RDMA with a safe interface, in the form of `std::net`.
 //!
-//! A program that uses it sets the NIC by `rdmacm::set_provider` first.
+//! A program that uses it sets the NIC by `rdmacm::set_provider_finder` first.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -66,7 +66,8 @@ impl Listener {
     /// Returns an error if the address is not an IP address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let own = self.0.socket.own_or_peer_address(false);
-        own.and_then(|own| own.ip()).map_err(to_io_error)
+        own.and_then(|own| own.ip_socket_addr())
+            .map_err(to_io_error)
     }
 
     /// Sets whether [`accept`](Self::accept) fails with `WouldBlock` rather than wait.

@@ -15,7 +15,7 @@ use crate::memory::ZeroedRegion;
 use crate::sizes::QueueSizes;
 use rdmacm::QpAddress;
 use rdmacm::addr::IdAddress;
-use rdmacm::device::{DevicePort, check_returned_errno, last_errno};
+use rdmacm::device_port::{DevicePort, check_returned_errno, last_errno};
 use rdmacm::errno::{Errno, Result};
 
 /// Bytes of the global routing header in front of a received datagram (`ibv_post_recv(3)`).

@@ -14,7 +14,7 @@ use crate::wait::{BlockingMode, SocketWaiters, WaitableState, for_reading};
 use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::id::{ChannelHandle, CmId};
-use rdmacm::{Channel, EndpointEvent, cm_event, connect, resolve};
+use rdmacm::{EndpointEvent, EventChannel, cm_event, id_lifecycle, resolve};
 
 /// The phase of a socket's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum SocketPhase {
 /// The state of a stream socket; the caller holds the socket's lock.
 pub(crate) struct StreamSocketState {
     pub(crate) id: *mut rdma_cm_id,
-    pub(crate) channel: Arc<Channel<EndpointEvent>>,
+    pub(crate) channel: Arc<EventChannel<EndpointEvent>>,
     pub(crate) phase: SocketPhase,
     /// Stream, while the socket is connecting or connected.
     pub(crate) stream: Option<Stream>,
@@ -52,7 +52,7 @@ pub(crate) struct StreamSocketState {
 unsafe impl Send for StreamSocketState {}
 
 /// Makes an event channel whose descriptor does not block.
-fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<EndpointEvent>>)> {
+fn own_channel() -> Result<(*mut rdma_event_channel, Arc<EventChannel<EndpointEvent>>)> {
     let handle = ChannelHandle::create()?;
     // SAFETY: the channel was just made, so its descriptor is open.
     unsafe {
@@ -138,11 +138,11 @@ impl WaitableState for StreamSocketState {
 impl StreamSocketState {
     /// Makes an unconnected session with its own id and event channel.
     pub(crate) fn new(nonblocking: bool) -> Result<Self> {
-        rdmacm::default_device()?;
+        rdmacm::default_device_port()?;
         // SAFETY: the channel is new, and so is the id on it.
         let (id, channel) = unsafe {
             let (handle, channel) = own_channel()?;
-            let id = connect::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
+            let id = id_lifecycle::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
             if id.is_err() {
                 ChannelHandle::destroy(handle);
             }
@@ -256,7 +256,7 @@ impl StreamSocketState {
             let data = stream.conn_data().encode();
             self.stream = Some(stream);
             let param = conn_param(&data);
-            connect::connect(id, &raw const param)?;
+            id_lifecycle::connect(id, &raw const param)?;
         }
         self.phase = SocketPhase::Connecting;
         Ok(())
@@ -301,7 +301,7 @@ impl StreamSocketState {
             let (stream, channel_handle, channel) = match self.make_stream_and_channel(id, peer) {
                 Ok(prepared) => prepared,
                 Err(e) => {
-                    connect::destroy_with_queues(handle);
+                    id_lifecycle::destroy_with_queues(handle);
                     return Err(e);
                 }
             };
@@ -324,7 +324,7 @@ impl StreamSocketState {
             let accepted = id
                 .destination()
                 .ok_or(INVALID)
-                .and_then(|peer| connect::accept(id, &raw const param).map(|()| peer));
+                .and_then(|peer| id_lifecycle::accept(id, &raw const param).map(|()| peer));
             match accepted {
                 Ok(peer) => Ok((new, peer)),
                 // The peer has closed the connection.
@@ -344,7 +344,11 @@ impl StreamSocketState {
         &self,
         id: &CmId,
         peer: Option<ConnData>,
-    ) -> Result<(Stream, *mut rdma_event_channel, Arc<Channel<EndpointEvent>>)> {
+    ) -> Result<(
+        Stream,
+        *mut rdma_event_channel,
+        Arc<EventChannel<EndpointEvent>>,
+    )> {
         let peer = peer.ok_or(Errno(libc::EPROTO))?;
         // SAFETY: contract of this function.
         let mut stream = unsafe { Stream::new(id, self.sizes) }?;
@@ -417,7 +421,7 @@ impl StreamSocketState {
         // SAFETY: the id and its channel belong to this socket.
         unsafe {
             let channel = (*self.id).channel;
-            let _ = connect::destroy(self.id);
+            let _ = id_lifecycle::destroy_id(self.id);
             ChannelHandle::destroy(channel);
         }
         self.waiters.wake_others();
@@ -435,8 +439,8 @@ struct CmNotification {
 
 impl CmNotification {
     /// Returns the next event, and acknowledges it.
-    fn next(channel: &Channel<EndpointEvent>) -> Result<Self> {
-        let event = cm_event::next_event(channel)?;
+    fn next(channel: &EventChannel<EndpointEvent>) -> Result<Self> {
+        let event = cm_event::wait_for_next_event(channel)?;
         // SAFETY: the event is live until it is acknowledged here. Events of streams have the parameters of a
         // connection, or zeros, and the private data has the given length.
         unsafe {
@@ -459,7 +463,7 @@ impl CmNotification {
                 id: *id,
                 peer,
             };
-            cm_event::acknowledge(event);
+            cm_event::acknowledge_event(event);
             Ok(news)
         }
     }

@@ -13,9 +13,9 @@ use crate::session::{SocketPhase, StreamSocketState};
 use crate::stream::Stream;
 use crate::wait::{self, BlockingMode, Deadline, WaitableState, WaitingThread, lock};
 use rdmacm::addr::IdAddress;
-use rdmacm::device::DEFAULT_PKEY;
+use rdmacm::device_port::DEFAULT_PKEY;
 use rdmacm::errno::{Errno, INVALID, Result};
-use rdmacm::{IbAddr, connect, resolve};
+use rdmacm::{IbAddr, id_lifecycle, resolve};
 
 /// Time that `rclose` waits until the peer has received all data.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl StreamSocket {
         if id.source().is_none() {
             resolve::bind(id, self.any_address())?;
         }
-        connect::listen(id, backlog)?;
+        id_lifecycle::listen(id, backlog)?;
         session.phase = SocketPhase::Listening;
         Ok(())
     }

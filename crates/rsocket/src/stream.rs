@@ -17,7 +17,7 @@ use crate::cq::Cq;
 use crate::memory::ZeroedRegion;
 use crate::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer, agreed_iomap_entries};
 use crate::sizes::QueueSizes;
-use rdmacm::device::{DevicePort, check_returned_errno};
+use rdmacm::device_port::{DevicePort, check_returned_errno};
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::CmId;
 

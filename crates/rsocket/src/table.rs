@@ -104,7 +104,7 @@ impl RSocket {
     pub(crate) fn bind(&self, addr: IdAddress) -> Result {
         match self {
             Stream(s) => s.bind(addr),
-            Datagram(s) => s.bind(addr.ip()?),
+            Datagram(s) => s.bind(addr.ip_socket_addr()?),
         }
     }
 
@@ -117,7 +117,7 @@ impl RSocket {
     pub(crate) fn connect(&self, addr: IdAddress) -> Result {
         match self {
             Stream(s) => s.connect(addr),
-            Datagram(s) => s.connect(addr.ip()?),
+            Datagram(s) => s.connect(addr.ip_socket_addr()?),
         }
     }
 
@@ -142,7 +142,7 @@ impl RSocket {
         match self {
             Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
             Stream(s) => s.send(bytes, flags),
-            Datagram(s) => s.send(bytes, flags, to.map(IdAddress::ip).transpose()?),
+            Datagram(s) => s.send(bytes, flags, to.map(IdAddress::ip_socket_addr).transpose()?),
         }
     }
 

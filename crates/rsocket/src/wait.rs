@@ -211,7 +211,8 @@ pub(crate) fn wait_until<S: WaitableState, T>(
             fds
         };
         match poll(&mut fds, deadline) {
-            Err(Errno(libc::EINTR)) if S::IS_RESTARTABLE && cancellation::is_restarted() => {}
+            Err(Errno(libc::EINTR)) if S::IS_RESTARTABLE && cancellation::should_restart_wait() => {
+            }
             polled => {
                 if polled? == 0 && deadline.has_passed() {
                     return Err(Errno(libc::EAGAIN));

@@ -18,7 +18,7 @@ fn fabric() {
     READY.call_once(|| {
         // SAFETY: all other code that reads the environment waits for this function first.
         unsafe { std::env::set_var("VERBATIM_FABRIC", "rsocket_datagrams") };
-        rdmacm::set_provider(|| {
+        rdmacm::set_provider_finder(|| {
             Ok(Provider {
                 verbs: softnic::symbols(),
                 fabric_dir: softnic::fabric_dir().map_err(|_| libc::EINVAL)?,

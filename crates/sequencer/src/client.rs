@@ -360,7 +360,7 @@ impl Client {
                 let cq = self.context.create_cq(depth + 4)?;
                 let qp = self
                     .pd
-                    .qp::<Rc>(&cq, &cq)
+                    .qp_builder::<Rc>(&cq, &cq)
                     .port_num(nic.port_num)
                     .gid_index(nic.gid_index)
                     .max_send_wr(depth + 4)

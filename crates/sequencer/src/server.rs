@@ -358,7 +358,7 @@ impl Sequencer {
             if atomics && next >= end {
                 for rc in lock(&self.client_qps).values() {
                     // The queue pair may already be in ERR.
-                    let _ = rc.to_error();
+                    let _ = rc.move_to_error_state();
                 }
             }
             if let Some(state) = &mut state

@@ -191,7 +191,7 @@ impl<T: LockTable> LockRecovery<T> {
             client_registrations: memory,
             redo_entries: redo,
         } = access;
-        if let Err(e) = qp.to_error() {
+        if let Err(e) = qp.move_to_error_state() {
             tracing::warn!("a client's queue pair does not go to ERR: {e}");
         }
         drop((qp, memory));

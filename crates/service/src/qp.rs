@@ -19,7 +19,7 @@ pub fn connect_responder_qp(
     client: &QpEndpoint,
 ) -> Result<(QpEndpoint, QueuePair<Rc>), ClientRefusal> {
     let qp = pd
-        .qp::<Rc>(cq, cq)
+        .qp_builder::<Rc>(cq, cq)
         .port_num(port.port_num)
         .gid_index(port.gid_index)
         .max_send_wr(1)

@@ -1,6 +1,6 @@
 //! Fuzz entry points for the untrusted input of this crate, and tests that replay their corpora.
 
-use crate::fabric::{name, ring};
+use crate::fabric::{process_id, ring};
 use crate::mem;
 
 /// Parses any bytes as system text (`/proc/self/maps`, `/proc/PID/stat`) and as the file that names a
@@ -9,7 +9,7 @@ use crate::mem;
 /// # Panics
 /// Panics if a parser panics.
 pub fn parse_proc_files_and_name_file(bytes: &[u8]) {
-    name::fuzz(bytes);
+    process_id::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };

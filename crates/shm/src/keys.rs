@@ -15,12 +15,12 @@
 //! - `table`: registration.
 
 mod bind;
-mod entry;
 mod hazards;
+mod key_slots;
 mod table;
 mod windows;
 
-pub use entry::{find_slot_of_key, key_of_generation_and_key};
 pub use hazards::RegionPin;
+pub use key_slots::{find_slot_of_key, key_of_generation_and_key};
 pub use table::{KeyTable, NewRegion, deregister_remote};
 pub use windows::{BindRequest, WindowId, WindowType};

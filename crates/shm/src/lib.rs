@@ -22,15 +22,15 @@
 compile_error!("the software NIC maps segments of 4 GiB: it needs a 64-bit target");
 
 #[cfg(not(loom))]
-pub mod barrier;
-#[cfg(not(loom))]
 pub mod clock;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
-pub mod environment;
+pub mod fabric;
+#[cfg(not(loom))]
+pub mod membarrier;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
-pub mod fabric;
+pub mod peer_access_check;
 #[cfg(loom)]
 #[allow(unsafe_code)]
 mod fabric {
@@ -40,8 +40,6 @@ mod fabric {
 }
 #[cfg(not(loom))]
 pub mod errno;
-#[cfg(not(loom))]
-mod file_len;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 pub mod fuzz;
 #[cfg(not(loom))]
@@ -54,5 +52,7 @@ pub mod mem;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod process_memory;
+#[cfg(not(loom))]
+mod set_file_len;
 #[allow(unsafe_code)]
 pub mod sync;

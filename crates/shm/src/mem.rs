@@ -10,44 +10,44 @@
 //! - Instructions: `copy` and `word` access the bytes; `guard` turns faults of these accesses into
 //!   errors.
 
-mod areas;
+mod access_check;
 mod atomic_lock;
 mod backing;
 mod copy;
-mod coverage;
-mod fault;
 mod fork;
-mod guard;
-mod mappings;
+mod guarded_access;
+mod guarded_atomics;
+mod memory_fault;
 mod page;
-mod peer_file;
-mod present;
+mod peer_mappings;
+mod peer_memfd;
+mod process_mappings;
+mod range_coverage;
 mod region;
-mod replace;
-mod share;
+mod replace_pages;
+mod share_pages;
 mod shared_memory;
-mod sharing;
-mod word;
+mod shared_pages;
 
-#[cfg(any(test, fuzzing))]
-pub use areas::fuzz;
+pub use access_check::{is_readable, prefault, probe_writable};
 pub use backing::{RangeBacking, ReachabilityGuard, find_or_make_backing};
 pub use copy::copy;
-pub use fault::MemoryFault;
-pub use mappings::{PeerMapping, PeerMappings, SysvAttachment};
-pub use present::{is_readable, prefault, probe_writable};
-pub use region::{AccessibleRegion, BOUNCE};
-pub use share::{declare_this_thread_the_engine, is_this_thread_the_engine};
-pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
-pub use word::AtomicOp;
+pub use guarded_atomics::AtomicOp;
+pub use memory_fault::MemoryFault;
+pub use peer_mappings::{PeerMapping, PeerMappings, SysvAttachment};
+#[cfg(any(test, fuzzing))]
+pub use process_mappings::fuzz;
+pub use region::{AccessibleRegion, BOUNCE_BUFFER_BYTES};
+pub use share_pages::{declare_this_thread_the_engine, is_this_thread_the_engine};
+pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_with_page_size};
 
 /// Checks that a process can replace its pages while threads run; returns the error of
 /// `userfaultfd(2)` if not.
 pub(crate) fn check_userfaultfd() -> std::io::Result<()> {
-    replace::check_writers_can_be_blocked()
+    replace_pages::check_writers_can_be_blocked()
 }
 
 /// Makes an access to memory that the program has unmapped return an error.
 pub fn install_fault_handler() {
-    guard::install();
+    guarded_access::install_fault_handlers();
 }

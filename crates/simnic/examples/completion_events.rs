@@ -107,7 +107,7 @@ fn mean_round_trip(nic: &str, server_sleeps: bool) -> Result<Duration> {
             None => context.create_cq(16)?,
         };
         let srq = pd.create_srq(16, 1)?;
-        let qp = pd.qp::<Rc>(&cq, &cq).srq(&srq).build()?;
+        let qp = pd.qp_builder::<Rc>(&cq, &cq).srq(&srq).build()?;
         let memory = pd.alloc(2 * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
         prepared.push((qp, cq, srq, memory, channel));
     }

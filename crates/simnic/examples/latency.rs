@@ -42,8 +42,8 @@ fn read(nic: &str, payload_bytes: usize) -> Result<(Duration, u64)> {
     let from = peers_pd.alloc(payload_bytes, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     let remote = from.remote();
     let (a, b) = (
-        pd.qp::<Rc>(&cq, &cq).build()?,
-        peers_pd.qp::<Rc>(&peers_cq, &peers_cq).build()?,
+        pd.qp_builder::<Rc>(&cq, &cq).build()?,
+        peers_pd.qp_builder::<Rc>(&peers_cq, &peers_cq).build()?,
     );
     let (to_a, to_b) = (a.endpoint(), b.endpoint());
     let (a, _passive) = (a.connect(&to_b)?, b.connect(&to_a)?);

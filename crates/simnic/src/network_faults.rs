@@ -97,7 +97,7 @@ impl NetworkFaults {
             },
             peer_qpn: Some(message.from_and_to_qps.1),
             operation: message.operation,
-            bytes: message.packet_bytes,
+            len_bytes: message.packet_bytes,
         };
         let mut outcome = PacketOutcome::default();
         for packet in message.sent_packet_range {

@@ -121,7 +121,7 @@ fn prepare(device: &verbs::Device, pairs: usize) -> (Side, Vec<PreparedQp<Rc>>) 
         .create_cq_with_channel(64, &channel)
         .expect("a queue");
     let srq = pd.create_srq(32, 1).expect("a shared receive queue");
-    let qps = (0..pairs).map(|_| pd.qp::<Rc>(&cq, &cq).srq(&srq).build());
+    let qps = (0..pairs).map(|_| pd.qp_builder::<Rc>(&cq, &cq).srq(&srq).build());
     let qps = qps.collect::<Result<Vec<_>, _>>().expect("queue pairs");
     let memory = pd.alloc(64 * MESSAGE_BYTES, Access::LOCAL_WRITE);
     let side = Side {

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 
 use libc::{sockaddr, socklen_t};
-use sockets::{calls, real};
+use sockets::{program_calls, real_libc};
 
 use crate::FAILED;
 
@@ -34,9 +34,9 @@ macro_rules! export {
 // SAFETY: the name is the C library's own, and so are the arguments and the behaviour.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-    calls::demote_for_other_reads(fd);
+    program_calls::demote_for_other_reads(fd);
     // SAFETY: as the caller calls it.
-    unsafe { real::fdopen(fd, mode) }
+    unsafe { real_libc::fdopen(fd, mode) }
 }
 
 /// `fclose(3)`: the C library closes the descriptor without calling `close` of this library.
@@ -48,10 +48,10 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FI
 pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
     if !stream.is_null() {
         // SAFETY: the caller's stream.
-        calls::before_close(unsafe { libc::fileno(stream) });
+        program_calls::before_close(unsafe { libc::fileno(stream) });
     }
     // SAFETY: as the caller calls it.
-    unsafe { real::fclose(stream) }
+    unsafe { real_libc::fclose(stream) }
 }
 
 /// `syscall(2)`: there is no `io_uring`, which would move bytes past this library. The arguments are there as far as the
@@ -71,104 +71,104 @@ pub unsafe extern "C" fn syscall(
     f: c_long,
 ) -> c_long {
     if number == libc::SYS_io_uring_setup {
-        real::set_errno(libc::ENOSYS);
+        real_libc::set_errno(libc::ENOSYS);
         return FAILED.into();
     }
     // SAFETY: as the caller calls it.
-    unsafe { real::syscall(number, a, b, c, d, e, f) }
+    unsafe { real_libc::syscall(number, a, b, c, d, e, f) }
 }
 
 export! {
     /// `socket(2)`
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        let fd = real::socket(domain, kind, protocol);
-        calls::on_socket(fd, domain, kind);
+        let fd = real_libc::socket(domain, kind, protocol);
+        program_calls::on_socket(fd, domain, kind);
         fd
     }
     /// `accept(2)`
     fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-        let new = real::accept(fd, addr, len);
-        calls::on_accept(fd, new);
+        let new = real_libc::accept(fd, addr, len);
+        program_calls::on_accept(fd, new);
         new
     }
     /// `accept4(2)`
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-        let new = real::accept4(fd, addr, len, flags);
-        calls::on_accept(fd, new);
+        let new = real_libc::accept4(fd, addr, len, flags);
+        program_calls::on_accept(fd, new);
         new
     }
     /// `connect(2)`
     fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-        calls::before_connect(fd);
-        real::connect(fd, addr, len)
+        program_calls::before_connect(fd);
+        real_libc::connect(fd, addr, len)
     }
     /// `shutdown(2)`
     fn shutdown(fd: c_int, how: c_int) -> c_int {
-        calls::before_shutdown(fd);
-        real::shutdown(fd, how)
+        program_calls::before_shutdown(fd);
+        real_libc::shutdown(fd, how)
     }
     /// `close(2)`
     fn close(fd: c_int) -> c_int {
-        calls::before_close(fd);
-        real::close(fd)
+        program_calls::before_close(fd);
+        real_libc::close(fd)
     }
     /// `close(2)`
     fn __close(fd: c_int) -> c_int {
-        calls::before_close(fd);
-        real::close(fd)
+        program_calls::before_close(fd);
+        real_libc::close(fd)
     }
     /// `close_range(2)`
     fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
         if flags & c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).unwrap_or(0) == 0 {
-            calls::before_close_range(first, last);
+            program_calls::before_close_range(first, last);
         }
-        real::close_range(first, last, flags)
+        real_libc::close_range(first, last, flags)
     }
     /// `dup(2)`
     fn dup(fd: c_int) -> c_int {
-        let new = real::dup(fd);
-        calls::on_dup(fd, new);
+        let new = real_libc::dup(fd);
+        program_calls::on_dup(fd, new);
         new
     }
     /// `dup2(2)`
     fn dup2(fd: c_int, to: c_int) -> c_int {
         if fd != to {
-            calls::before_close(to);
+            program_calls::before_close(to);
         }
-        let new = real::dup2(fd, to);
-        calls::on_dup(fd, new);
+        let new = real_libc::dup2(fd, to);
+        program_calls::on_dup(fd, new);
         new
     }
     /// `dup3(2)`
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         if fd != to {
-            calls::before_close(to);
+            program_calls::before_close(to);
         }
-        let new = real::dup3(fd, to, flags);
-        calls::on_dup(fd, new);
+        let new = real_libc::dup3(fd, to, flags);
+        program_calls::on_dup(fd, new);
         new
     }
     /// `fcntl(2)`: the argument is there for some commands only, and then in this register.
     fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
-        let result = real::fcntl(fd, command, arg);
+        let result = real_libc::fcntl(fd, command, arg);
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-            calls::on_dup(fd, result);
+            program_calls::on_dup(fd, result);
         }
         result
     }
     /// `fcntl(2)`
     fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
-        let result = real::fcntl64(fd, command, arg);
+        let result = real_libc::fcntl64(fd, command, arg);
         if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-            calls::on_dup(fd, result);
+            program_calls::on_dup(fd, result);
         }
         result
     }
     /// `getsockopt(2)`: `SO_ERROR` is also the error that this library keeps for the program.
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
-        let result = real::getsockopt(fd, level, name, value, len);
+        let result = real_libc::getsockopt(fd, level, name, value, len);
         let is_error = (result, level, name) == (0, libc::SOL_SOCKET, libc::SO_ERROR);
-        if is_error && usize::try_from(*len).unwrap_or(0) >= size_of::<c_int>() && let Some(errno) = calls::take_kept_errno(fd) {
+        if is_error && usize::try_from(*len).unwrap_or(0) >= size_of::<c_int>() && let Some(errno) = program_calls::take_kept_errno(fd) {
             value.cast::<c_int>().write_unaligned(errno);
         }
         result
@@ -184,39 +184,39 @@ export! {
     /// `ioctl(2)`: the argument as above.
     fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
         let value = match request {
-            libc::FIONREAD => calls::unread_bytes_unknown_to_kernel(fd),
-            SIOCATMARK if calls::has_bytes_before_mark_unknown_to_kernel(fd) => Some(0),
+            libc::FIONREAD => program_calls::unread_bytes_unknown_to_kernel(fd),
+            SIOCATMARK if program_calls::has_bytes_before_mark_unknown_to_kernel(fd) => Some(0),
             _ => None,
         };
         if let Some(value) = value {
             let to: *mut c_int = std::ptr::with_exposed_provenance_mut(usize::try_from(arg).unwrap_or(0));
             if to.is_null() {
-                real::set_errno(libc::EFAULT);
+                real_libc::set_errno(libc::EFAULT);
                 return FAILED;
             }
             *to = c_int::try_from(value).unwrap_or(c_int::MAX);
             return 0;
         }
-        real::ioctl(fd, request, arg)
+        real_libc::ioctl(fd, request, arg)
     }
     /// `execve(2)`
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
-        calls::before_exec();
-        real::execve(path, argv, env)
+        program_calls::before_exec();
+        real_libc::execve(path, argv, env)
     }
     /// `execv(3)`
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
-        calls::before_exec();
-        real::execv(path, argv)
+        program_calls::before_exec();
+        real_libc::execv(path, argv)
     }
     /// `execvp(3)`
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
-        calls::before_exec();
-        real::execvp(file, argv)
+        program_calls::before_exec();
+        real_libc::execvp(file, argv)
     }
     /// `execvpe(3)`
     fn execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
-        calls::before_exec();
-        real::execvpe(file, argv, env)
+        program_calls::before_exec();
+        real_libc::execvpe(file, argv, env)
     }
 }

@@ -3,22 +3,22 @@
 //! Each function does what the C library's does; the only difference is how the bytes of a connection go.
 #![allow(unsafe_code)]
 
-pub mod data;
 pub mod descriptors;
+pub mod send_and_receive;
 pub mod waiting;
 
 use std::ffi::c_int;
 use std::io;
 
 use libc::ssize_t;
-use sockets::real;
+use sockets::real_libc;
 
 /// The return value of a C function for a result; sets errno on an error.
 fn to_return_value(result: io::Result<usize>) -> ssize_t {
     match result {
         Ok(n) => ssize_t::try_from(n).unwrap_or(ssize_t::MAX),
         Err(err) => {
-            real::set_errno(err.raw_os_error().unwrap_or(libc::EIO));
+            real_libc::set_errno(err.raw_os_error().unwrap_or(libc::EIO));
             -1
         }
     }
@@ -39,14 +39,14 @@ extern "C" fn parent() {
 extern "C" fn load() {
     // SAFETY: functions that are there as long as the process.
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
-    sockets::calls::adopt_inherited_sockets();
+    sockets::program_calls::adopt_inherited_sockets();
 }
 
 /// Called by the loader.
 // SAFETY: the section holds pointers to functions that are called once, before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOAD: extern "C" fn() = load;
+static AT_LOAD: extern "C" fn() = load;
 
 /// A plain integer of the C library that says no.
 const FAILED: c_int = -1;

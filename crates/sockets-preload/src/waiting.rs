@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use sockets::{Sets, calls, real};
+use sockets::{SelectSets, program_calls, real_libc};
 
 use crate::FAILED;
 
@@ -18,7 +18,7 @@ fn deadline_after_ms(timeout: c_int) -> Option<Instant> {
 ///
 /// # Safety
 /// NULL, or a time.
-unsafe fn deadline_after(timeout: *const timespec) -> Option<Instant> {
+unsafe fn deadline_after_timespec(timeout: *const timespec) -> Option<Instant> {
     // SAFETY: contract of this function.
     let timeout = unsafe { timeout.as_ref() }?;
     let secs = Duration::from_secs(u64::try_from(timeout.tv_sec).unwrap_or(0));
@@ -27,7 +27,7 @@ unsafe fn deadline_after(timeout: *const timespec) -> Option<Instant> {
 }
 
 /// Milliseconds as a time; `None`: for ever.
-fn to_timespec(ms: c_int) -> Option<timespec> {
+fn ms_to_timespec(ms: c_int) -> Option<timespec> {
     let ms = i64::from(ms);
     (ms >= 0).then_some(timespec {
         tv_sec: ms / 1000,
@@ -43,7 +43,7 @@ fn timespec_ptr(time: Option<&timespec>) -> *const timespec {
 ///
 /// # Safety
 /// `first` points at `count` entries.
-unsafe fn array<'a, T>(first: *mut T, count: usize) -> Option<&'a mut [T]> {
+unsafe fn slice_of_program_array<'a, T>(first: *mut T, count: usize) -> Option<&'a mut [T]> {
     if first.is_null() || count == 0 {
         return None;
     }
@@ -59,8 +59,8 @@ unsafe fn array<'a, T>(first: *mut T, count: usize) -> Option<&'a mut [T]> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: as the caller calls it.
-    let fd = unsafe { real::epoll_create(size) };
-    calls::on_epoll_create(fd);
+    let fd = unsafe { real_libc::epoll_create(size) };
+    program_calls::on_epoll_create(fd);
     fd
 }
 
@@ -72,8 +72,8 @@ pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: as the caller calls it.
-    let fd = unsafe { real::epoll_create1(flags) };
-    calls::on_epoll_create(fd);
+    let fd = unsafe { real_libc::epoll_create1(flags) };
+    program_calls::on_epoll_create(fd);
     fd
 }
 
@@ -91,10 +91,10 @@ pub unsafe extern "C" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: NULL, or an event.
     let asked = unsafe { event.as_ref() }.copied();
-    match calls::epoll_control_if_managed(epoll, op, fd, asked) {
+    match program_calls::epoll_control_if_managed(epoll, op, fd, asked) {
         Some(done) => done,
         // SAFETY: as the caller calls it.
-        None => unsafe { real::epoll_ctl(epoll, op, fd, event) },
+        None => unsafe { real_libc::epoll_ctl(epoll, op, fd, event) },
     }
 }
 
@@ -111,16 +111,21 @@ pub unsafe extern "C" fn epoll_wait(
     timeout: c_int,
 ) -> c_int {
     // SAFETY: room for so many events.
-    let list = unsafe { array(events, usize::try_from(max).unwrap_or(0)) };
+    let list = unsafe { slice_of_program_array(events, usize::try_from(max).unwrap_or(0)) };
     let waited = list.and_then(|list| {
-        calls::epoll_wait_if_managed(epoll, list, deadline_after_ms(timeout), |events, ms| {
-            let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
-            // SAFETY: room for so many events.
-            unsafe { real::epoll_wait(epoll, events.as_mut_ptr(), max, ms) }
-        })
+        program_calls::epoll_wait_if_managed(
+            epoll,
+            list,
+            deadline_after_ms(timeout),
+            |events, ms| {
+                let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+                // SAFETY: room for so many events.
+                unsafe { real_libc::epoll_wait(epoll, events.as_mut_ptr(), max, ms) }
+            },
+        )
     });
     // SAFETY: as the caller calls it.
-    waited.unwrap_or_else(|| unsafe { real::epoll_wait(epoll, events, max, timeout) })
+    waited.unwrap_or_else(|| unsafe { real_libc::epoll_wait(epoll, events, max, timeout) })
 }
 
 /// `epoll_pwait(2)`
@@ -137,16 +142,21 @@ pub unsafe extern "C" fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: room for so many events.
-    let list = unsafe { array(events, usize::try_from(max).unwrap_or(0)) };
+    let list = unsafe { slice_of_program_array(events, usize::try_from(max).unwrap_or(0)) };
     let waited = list.and_then(|list| {
-        calls::epoll_wait_if_managed(epoll, list, deadline_after_ms(timeout), |events, ms| {
-            let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
-            // SAFETY: room for so many events; the mask is the caller's.
-            unsafe { real::epoll_pwait(epoll, events.as_mut_ptr(), max, ms, mask) }
-        })
+        program_calls::epoll_wait_if_managed(
+            epoll,
+            list,
+            deadline_after_ms(timeout),
+            |events, ms| {
+                let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+                // SAFETY: room for so many events; the mask is the caller's.
+                unsafe { real_libc::epoll_pwait(epoll, events.as_mut_ptr(), max, ms, mask) }
+            },
+        )
     });
     // SAFETY: as the caller calls it.
-    waited.unwrap_or_else(|| unsafe { real::epoll_pwait(epoll, events, max, timeout, mask) })
+    waited.unwrap_or_else(|| unsafe { real_libc::epoll_pwait(epoll, events, max, timeout, mask) })
 }
 
 /// `epoll_pwait2(2)`
@@ -165,19 +175,19 @@ pub unsafe extern "C" fn epoll_pwait2(
     // SAFETY: room for so many events; NULL, or a time.
     let (list, deadline) = unsafe {
         (
-            array(events, usize::try_from(max).unwrap_or(0)),
-            deadline_after(timeout),
+            slice_of_program_array(events, usize::try_from(max).unwrap_or(0)),
+            deadline_after_timespec(timeout),
         )
     };
     let waited = list.and_then(|list| {
-        calls::epoll_wait_if_managed(epoll, list, deadline, |events, ms| {
+        program_calls::epoll_wait_if_managed(epoll, list, deadline, |events, ms| {
             let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
             // SAFETY: room for so many events; the mask is the caller's.
-            unsafe { real::epoll_pwait(epoll, events.as_mut_ptr(), max, ms, mask) }
+            unsafe { real_libc::epoll_pwait(epoll, events.as_mut_ptr(), max, ms, mask) }
         })
     });
     // SAFETY: as the caller calls it.
-    waited.unwrap_or_else(|| unsafe { real::epoll_pwait2(epoll, events, max, timeout, mask) })
+    waited.unwrap_or_else(|| unsafe { real_libc::epoll_pwait2(epoll, events, max, timeout, mask) })
 }
 
 /// `poll(2)`
@@ -188,13 +198,13 @@ pub unsafe extern "C" fn epoll_pwait2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: so many entries.
-    match unsafe { array(fds, usize::try_from(count).unwrap_or(0)) } {
-        Some(list) => calls::poll_wait(list, deadline_after_ms(timeout), |list, ms| {
+    match unsafe { slice_of_program_array(fds, usize::try_from(count).unwrap_or(0)) } {
+        Some(list) => program_calls::poll_wait(list, deadline_after_ms(timeout), |list, ms| {
             // SAFETY: so many entries.
-            unsafe { real::poll(list.as_mut_ptr(), count, ms) }
+            unsafe { real_libc::poll(list.as_mut_ptr(), count, ms) }
         }),
         // SAFETY: as the caller calls it.
-        None => unsafe { real::poll(fds, count, timeout) },
+        None => unsafe { real_libc::poll(fds, count, timeout) },
     }
 }
 
@@ -229,18 +239,18 @@ pub unsafe extern "C" fn ppoll(
     // SAFETY: so many entries; NULL, or a time.
     let (list, deadline) = unsafe {
         (
-            array(fds, usize::try_from(count).unwrap_or(0)),
-            deadline_after(timeout),
+            slice_of_program_array(fds, usize::try_from(count).unwrap_or(0)),
+            deadline_after_timespec(timeout),
         )
     };
     match list {
-        Some(list) => calls::poll_wait(list, deadline, |list, ms| {
-            let time = to_timespec(ms);
+        Some(list) => program_calls::poll_wait(list, deadline, |list, ms| {
+            let time = ms_to_timespec(ms);
             // SAFETY: so many entries; the mask is the caller's.
-            unsafe { real::ppoll(list.as_mut_ptr(), count, timespec_ptr(time.as_ref()), mask) }
+            unsafe { real_libc::ppoll(list.as_mut_ptr(), count, timespec_ptr(time.as_ref()), mask) }
         }),
         // SAFETY: as the caller calls it.
-        None => unsafe { real::ppoll(fds, count, timeout, mask) },
+        None => unsafe { real_libc::ppoll(fds, count, timeout, mask) },
     }
 }
 
@@ -289,7 +299,7 @@ pub unsafe extern "C" fn select(
         )
     };
     // SAFETY: as the caller calls it.
-    waited.unwrap_or_else(|| unsafe { real::select(count, read, write, except, timeout) })
+    waited.unwrap_or_else(|| unsafe { real_libc::select(count, read, write, except, timeout) })
 }
 
 /// `pselect(2)`
@@ -310,7 +320,8 @@ pub unsafe extern "C" fn pselect(
     let waited =
         unsafe { select_until_unless_left_to_kernel(count, [read, write, except], timeout, mask) };
     // SAFETY: as the caller calls it.
-    waited.unwrap_or_else(|| unsafe { real::pselect(count, read, write, except, timeout, mask) })
+    waited
+        .unwrap_or_else(|| unsafe { real_libc::pselect(count, read, write, except, timeout, mask) })
 }
 
 /// # Safety
@@ -325,16 +336,16 @@ unsafe fn select_until_unless_left_to_kernel(
     let (sets, deadline) = unsafe {
         (
             [read.as_mut(), write.as_mut(), except.as_mut()],
-            deadline_after(timeout),
+            deadline_after_timespec(timeout),
         )
     };
-    let mut sets = Sets { sets, count };
-    calls::select_wait_if_managed(&mut sets, deadline, |list, ms| {
+    let mut sets = SelectSets { sets, nfds: count };
+    program_calls::select_wait_if_managed(&mut sets, deadline, |list, ms| {
         let Ok(count) = nfds_t::try_from(list.len()) else {
             return FAILED;
         };
-        let time = to_timespec(ms);
+        let time = ms_to_timespec(ms);
         // SAFETY: so many entries; the mask is the caller's.
-        unsafe { real::ppoll(list.as_mut_ptr(), count, timespec_ptr(time.as_ref()), mask) }
+        unsafe { real_libc::ppoll(list.as_mut_ptr(), count, timespec_ptr(time.as_ref()), mask) }
     })
 }

@@ -17,7 +17,7 @@ pub(crate) fn socket_addresses(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionKind {
     /// Both ends map one page.
-    OnePage,
+    SharedPage,
     /// Each end has its own page.
     BetweenHosts,
     /// The software NIC does not reach the peer.
@@ -30,10 +30,10 @@ pub(crate) fn connection_kind(own: SocketAddr, peer: SocketAddr) -> ConnectionKi
     let path = std::env::var_os("VERBATIM_PATH").unwrap_or_default();
     // The software NIC of a process that captures its packets sends them on one host, too.
     let are_all_packets = path == "packets" || path.is_empty() && is_set("VERBATIM_PCAP");
-    kind(own, peer, are_all_packets, path == "local")
+    connection_kind_with_config(own, peer, are_all_packets, path == "local")
 }
 
-fn kind(
+fn connection_kind_with_config(
     own: SocketAddr,
     peer: SocketAddr,
     are_all_packets: bool,
@@ -41,7 +41,7 @@ fn kind(
 ) -> ConnectionKind {
     let is_this_host = peer.ip().is_loopback() || own.ip() == peer.ip();
     match (is_this_host, are_all_packets, is_local_only) {
-        (true, false, _) => ConnectionKind::OnePage,
+        (true, false, _) => ConnectionKind::SharedPage,
         (false, _, true) => ConnectionKind::Tcp,
         _ => ConnectionKind::BetweenHosts,
     }
@@ -84,13 +84,25 @@ mod tests {
     fn packets_on_one_host_are_as_between_hosts() {
         let here = SocketAddr::from(([127, 0, 0, 1], 1));
         let there = SocketAddr::from(([192, 0, 2, 1], 2));
-        assert_eq!(kind(here, here, false, false), ConnectionKind::OnePage);
-        assert_eq!(kind(here, here, false, true), ConnectionKind::OnePage);
-        assert_eq!(kind(here, here, true, false), ConnectionKind::BetweenHosts);
         assert_eq!(
-            kind(here, there, false, false),
+            connection_kind_with_config(here, here, false, false),
+            ConnectionKind::SharedPage
+        );
+        assert_eq!(
+            connection_kind_with_config(here, here, false, true),
+            ConnectionKind::SharedPage
+        );
+        assert_eq!(
+            connection_kind_with_config(here, here, true, false),
             ConnectionKind::BetweenHosts
         );
-        assert_eq!(kind(here, there, false, true), ConnectionKind::Tcp);
+        assert_eq!(
+            connection_kind_with_config(here, there, false, false),
+            ConnectionKind::BetweenHosts
+        );
+        assert_eq!(
+            connection_kind_with_config(here, there, false, true),
+            ConnectionKind::Tcp
+        );
     }
 }

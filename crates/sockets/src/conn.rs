@@ -15,13 +15,13 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 
+use crate::connection_page::{ConnectionPage, DirectionWords, stage, state};
 use crate::nic::{self, Nic, Sender, UnconnectedQp, lock};
-use crate::page::{DirectionWords, Page, stage, state};
-use crate::reason::NotRdmaReason;
-use crate::remote::Remote;
+use crate::not_rdma_reason::NotRdmaReason;
+use crate::page_side::PageAndSide;
+use crate::remote_peer::RemotePeer;
 use crate::ring::Ring;
-use crate::side::PageAndSide;
-use crate::{real, stale, totals};
+use crate::{ended_connection_totals, real_libc, remove_stale_pages};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE_SETUP: u32 = 3;
@@ -35,7 +35,7 @@ pub(crate) enum Phase {
     /// The connection has its page, and waits for the peer.
     WaitingForPeer = 1,
     /// The queue pair is connected.
-    Ready = 2,
+    QpConnected = 2,
     /// The connection stays on TCP, and calls go to the kernel unchanged.
     Tcp = 3,
     /// Another process moved the connection to RDMA; the first use in this process demotes it.
@@ -43,11 +43,11 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    fn of(number: u8) -> Self {
+    fn from_number(number: u8) -> Self {
         match number {
             0 => Self::NotStarted,
             1 => Self::WaitingForPeer,
-            2 => Self::Ready,
+            2 => Self::QpConnected,
             4 => Self::RdmaByOtherProcess,
             _ => Self::Tcp,
         }
@@ -76,23 +76,23 @@ pub(crate) struct Conn {
     /// True if a send found no room since the last reported edge of `EPOLLOUT`.
     pub(crate) send_found_no_room: AtomicBool,
     /// Number of threads and epoll instances that sleep until data arrive.
-    pub(crate) data_sleepers: AtomicU32,
+    pub(crate) data_sleeper_count: AtomicU32,
     /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps until data arrive,
     /// receives the wake byte.
     pub(crate) room_lock: Mutex<()>,
     pub(crate) room_available: Condvar,
-    pub(crate) setup: Mutex<Setup>,
+    pub(crate) setup: Mutex<SetupState>,
     pub(crate) rx: Mutex<Rx>,
     pub(crate) tx: Mutex<Tx>,
 }
 
 /// The state of the set-up.
 #[derive(Default)]
-pub(crate) struct Setup {
-    pub(crate) page: Option<Arc<Page>>,
-    pub(crate) remote: Option<Arc<Remote>>,
+pub(crate) struct SetupState {
+    pub(crate) page: Option<Arc<ConnectionPage>>,
+    pub(crate) remote_peer: Option<Arc<RemotePeer>>,
     pub(crate) own_side: usize,
-    pub(crate) prepared: Option<UnconnectedQp>,
+    pub(crate) unconnected_qp: Option<UnconnectedQp>,
     pub(crate) ring: Option<Ring>,
     pub(crate) ring_arena_number: usize,
 }
@@ -100,14 +100,14 @@ pub(crate) struct Setup {
 /// The state for receiving.
 #[derive(Default)]
 pub(crate) struct Rx {
-    pub(crate) link: Option<PageAndSide>,
+    pub(crate) page_and_side: Option<PageAndSide>,
     pub(crate) ring: Option<Ring>,
 }
 
 /// The state for sending.
 #[derive(Default)]
 pub(crate) struct Tx {
-    pub(crate) link: Option<PageAndSide>,
+    pub(crate) page_and_side: Option<PageAndSide>,
     pub(crate) sender: Option<Sender>,
     pub(crate) nic: Option<&'static Nic>,
     /// True if the program had not set `TCP_NODELAY`.
@@ -121,7 +121,7 @@ impl Tx {
     /// Returns true if a direction that is on RDMA between hosts must be demoted before the next byte.
     pub(crate) fn has_rdma_ended(&self, link: &PageAndSide) -> bool {
         self.sender.is_none()
-            || link.incoming().state.load(Ordering::Acquire) >= state::DEMOTED
+            || link.incoming_words().state.load(Ordering::Acquire) >= state::DEMOTED
             || link.peer_stage() == stage::TCP_OR_CLOSED
     }
 }
@@ -141,7 +141,7 @@ impl Default for Conn {
             tcp_bytes_received: AtomicU64::new(0),
             tcp_bytes_sent: AtomicU64::new(0),
             send_found_no_room: AtomicBool::new(false),
-            data_sleepers: AtomicU32::new(0),
+            data_sleeper_count: AtomicU32::new(0),
             room_lock: Mutex::default(),
             room_available: Condvar::new(),
             setup: Mutex::default(),
@@ -176,7 +176,7 @@ impl Conn {
 
     #[inline]
     pub(crate) fn phase(&self) -> Phase {
-        Phase::of(self.phase.load(Ordering::SeqCst))
+        Phase::from_number(self.phase.load(Ordering::SeqCst))
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
@@ -186,7 +186,7 @@ impl Conn {
     /// Returns true if the kernel alone knows the readiness.
     #[inline]
     pub(crate) fn is_plain_tcp(&self) -> bool {
-        !matches!(self.phase(), Phase::Ready | Phase::RdmaByOtherProcess)
+        !matches!(self.phase(), Phase::QpConnected | Phase::RdmaByOtherProcess)
     }
 
     /// Returns true if a call of another thread can take the connection to RDMA.
@@ -196,10 +196,10 @@ impl Conn {
 
     /// Begins a data call: continues the change to RDMA if possible. Returns the resulting phase.
     #[inline]
-    pub(crate) fn begin_call(&self, fd: i32) -> Phase {
+    pub(crate) fn begin_data_call(&self, fd: i32) -> Phase {
         let phase = self.phase();
         match phase {
-            Phase::Tcp | Phase::Ready => phase,
+            Phase::Tcp | Phase::QpConnected => phase,
             Phase::NotStarted
                 if self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed)
                     < CALLS_BEFORE_SETUP =>
@@ -225,16 +225,16 @@ impl Conn {
     /// Returns true if the kernel's stream has a byte, has ended or has failed. The kernel reports a failure once: it is
     /// kept for the program's next read.
     pub(crate) fn has_byte_or_end(&self, fd: i32) -> bool {
-        let before = real::errno();
-        let has = real::peek(fd, libc::MSG_DONTWAIT) >= 0 || self.keep_error();
-        real::set_errno(before);
+        let before = real_libc::errno();
+        let has = real_libc::peek_byte(fd, libc::MSG_DONTWAIT) >= 0 || self.keep_error();
+        real_libc::set_errno(before);
         has
     }
 
     /// Keeps the error of the call on the socket that has just failed, for the program. Returns false if the call only
     /// would have waited.
     pub(crate) fn keep_error(&self) -> bool {
-        let errno = real::errno();
+        let errno = real_libc::errno();
         let is_failure = errno != libc::EAGAIN && errno != libc::EINTR;
         if is_failure {
             self.kept_errno.store(errno, Ordering::SeqCst);
@@ -244,7 +244,7 @@ impl Conn {
 
     /// Keeps the error of a call that sent, for the program. The kernel reports `EPIPE` again.
     pub(crate) fn keep_send_error(&self) {
-        if real::errno() != libc::EPIPE {
+        if real_libc::errno() != libc::EPIPE {
             self.keep_error();
         }
     }
@@ -258,7 +258,7 @@ impl Conn {
         match self.kept_errno.swap(0, Ordering::SeqCst) {
             0 => Ok(()),
             errno => {
-                real::set_errno(errno);
+                real_libc::set_errno(errno);
                 Err(io::Error::from_raw_os_error(errno))
             }
         }
@@ -292,7 +292,7 @@ impl Conn {
     /// Resets the connection, of whose stream nobody knows any more how to read it.
     pub(crate) fn reset_stream(&self, fd: i32) {
         self.kept_errno.store(libc::ECONNRESET, Ordering::SeqCst);
-        real::reset_connection(fd);
+        real_libc::reset_connection(fd);
     }
 
     /// Begins a plain read; returns `None` if the connection is no longer plain.
@@ -310,25 +310,27 @@ impl Conn {
             Phase::NotStarted | Phase::WaitingForPeer => {
                 return self.stay_on_tcp(&mut setup, reason);
             }
-            Phase::Ready | Phase::RdmaByOtherProcess => {}
+            Phase::QpConnected | Phase::RdmaByOtherProcess => {}
         }
-        let before = real::errno();
+        let before = real_libc::errno();
         let _rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
-        let Some(link) = tx.link.clone() else { return };
-        if link.remote.is_some() {
+        let Some(link) = tx.page_and_side.clone() else {
+            return;
+        };
+        if link.remote_peer.is_some() {
             self.demote_between_hosts(fd, &mut tx, &link, reason);
         } else {
             self.demote_page(&link, fd, reason);
             tx.sender = None;
         }
         if std::mem::take(&mut tx.had_nagle) {
-            real::set_nodelay(fd, false);
+            real_libc::set_nodelay(fd, false);
         }
         if self.phase() == Phase::RdmaByOtherProcess {
-            self.set_phase(Phase::Ready);
+            self.set_phase(Phase::QpConnected);
         }
-        real::set_errno(before);
+        real_libc::set_errno(before);
     }
 
     /// Demotes both directions of a page to TCP. A sleeping peer is woken first.
@@ -349,7 +351,7 @@ impl Conn {
             + incoming.sender_sleeps.swap(0, Ordering::SeqCst)
             > 0;
         if sleeps && outgoing.state.load(Ordering::Relaxed) == state::RDMA {
-            self.send_wake(outgoing.wake_bytes_sent, fd);
+            self.send_wake_byte(outgoing.wake_bytes_sent, fd);
         }
         for dir in dirs {
             match dir.state.load(Ordering::Relaxed) {
@@ -362,41 +364,45 @@ impl Conn {
 
     /// Sends a wake byte; the caller holds the direction's sending lock. Returns false if the byte could not be sent. The
     /// kernel reports an error of the socket once: it is kept for the program.
-    pub(crate) fn send_wake(&self, wakes: &AtomicU64, fd: i32) -> bool {
-        let before = real::errno();
+    pub(crate) fn send_wake_byte(&self, wakes: &AtomicU64, fd: i32) -> bool {
+        let before = real_libc::errno();
         // The byte is counted first, because the receiver never takes more bytes than are counted.
         wakes.fetch_add(1, Ordering::SeqCst);
-        let is_sent = real::send_byte(fd);
+        let is_sent = real_libc::send_byte(fd);
         if !is_sent {
             wakes.fetch_sub(1, Ordering::SeqCst);
             self.keep_send_error();
         }
-        real::set_errno(before);
+        real_libc::set_errno(before);
         is_sent
     }
 
     /// Makes the connection plain after all RDMA data was received.
     pub(crate) fn set_tcp_after_rdma_data_drained(&self) {
-        if self.phase() == Phase::Ready {
+        if self.phase() == Phase::QpConnected {
             self.set_phase(Phase::Tcp);
         }
     }
 
     /// Releases the connection when the last descriptor of this process is closed.
     pub(crate) fn release(&self, fd: i32) {
-        let before = real::errno();
+        let before = real_libc::errno();
         let mut setup = lock(&self.setup);
         if self.phase() == Phase::WaitingForPeer {
             self.stay_on_tcp(&mut setup, NotRdmaReason::Shutdown);
         }
         let rx = std::mem::take(&mut *lock(&self.rx));
         let mut tx = std::mem::take(&mut *lock(&self.tx));
-        if let Some(link) = tx.link.take() {
+        if let Some(link) = tx.page_and_side.take() {
             // A side that another process owns is closed by that process. After `exec` the process is the same.
-            let owner = link.page.side(link.own_side).pid.load(Ordering::Relaxed);
+            let owner = link
+                .page
+                .side_words(link.own_side)
+                .pid
+                .load(Ordering::Relaxed);
             if owner == u64::from(std::process::id()) {
                 // A peer does not notice that a WRITE fails: it must send by TCP before the queue pair goes.
-                if link.remote.is_none() {
+                if link.remote_peer.is_none() {
                     self.demote_page(&link, fd, NotRdmaReason::Shutdown);
                 } else if self.may_be_shared() {
                     self.demote_between_hosts(fd, &mut tx, &link, NotRdmaReason::Shutdown);
@@ -406,15 +412,15 @@ impl Conn {
                 self.close_side(fd, &link, &setup, rx.ring);
             }
         }
-        *setup = Setup::default();
+        *setup = SetupState::default();
         self.set_phase(Phase::Tcp);
-        real::set_errno(before);
+        real_libc::set_errno(before);
     }
 
     /// Closes this side.
-    fn close_side(&self, fd: i32, link: &PageAndSide, setup: &Setup, ring: Option<Ring>) {
-        let incoming = link.incoming();
-        if link.remote.is_some() {
+    fn close_side(&self, fd: i32, link: &PageAndSide, setup: &SetupState, ring: Option<Ring>) {
+        let incoming = link.incoming_words();
+        if link.remote_peer.is_some() {
             self.take_last_records(fd, link, ring.as_ref());
         } else {
             discard_wake_bytes(fd, &incoming);
@@ -424,24 +430,28 @@ impl Conn {
             .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
         // Between hosts a direction stays on RDMA until the peer's record is read.
         let may_come =
-            link.remote.is_some() && incoming.state.load(Ordering::Acquire) == state::RDMA;
+            link.remote_peer.is_some() && incoming.state.load(Ordering::Acquire) == state::RDMA;
         let is_unread_by_others = (!is_read || may_come) && self.may_be_shared();
-        let own = link.page.side(link.own_side);
-        own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
+        let own = link.page.side_words(link.own_side);
+        own.setup_stage
+            .store(stage::TCP_OR_CLOSED, Ordering::Release);
         // A process that has the descriptor of an end, but not the page yet, must find it.
-        let is_page_needed = match link.remote {
+        let is_page_needed = match link.remote_peer {
             Some(_) => self.may_be_shared(),
             None => [0, 1]
                 .map(|side| link.page.has_unread_bytes(side))
                 .contains(&true),
         };
         if is_page_needed {
-            link.page.path.parent().map(stale::remove_pages_sometimes);
-        } else if stale::has_ended(&link.page) {
-            totals::remove_page_and_add_to_totals(&link.page);
+            link.page
+                .path
+                .parent()
+                .map(remove_stale_pages::remove_pages_sometimes);
+        } else if remove_stale_pages::is_page_unused(&link.page) {
+            ended_connection_totals::remove_page_and_add_to_totals(&link.page);
         }
         let ring = ring.filter(|_| setup.page.is_some());
-        let (Some(ring), Some(nic)) = (ring, nic::get_if_made()) else {
+        let (Some(ring), Some(nic)) = (ring, nic::nic_if_created()) else {
             return;
         };
         let (arena, sender) = (setup.ring_arena_number, 1 - link.own_side);
@@ -455,14 +465,14 @@ impl Conn {
     /// Returns true if another process may have a descriptor of the connection. Descriptors that a program passes to
     /// children without `fork(2)`, by `posix_spawn(3)` or `vfork(2)`, are not known: any child counts.
     fn may_be_shared(&self) -> bool {
-        self.is_shared.load(Ordering::Relaxed) || real::has_children()
+        self.is_shared.load(Ordering::Relaxed) || real_libc::has_children()
     }
 
     /// Gives up the parent's queue pairs; called in a forked child. Returns false if a thread of the parent was inside a call:
     /// the object cannot be used any more.
     pub(crate) fn after_fork_in_child(&self) -> bool {
         // The child has only the thread that forked.
-        self.data_sleepers.store(0, Ordering::SeqCst);
+        self.data_sleeper_count.store(0, Ordering::SeqCst);
         let locks = (
             self.setup.try_lock(),
             self.rx.try_lock(),
@@ -473,13 +483,13 @@ impl Conn {
         };
         self.mark_shared();
         std::mem::forget(tx.sender.take());
-        std::mem::forget(setup.prepared.take());
+        std::mem::forget(setup.unconnected_qp.take());
         tx.nic = None;
         match self.phase() {
-            Phase::Ready => self.set_phase(Phase::RdmaByOtherProcess),
+            Phase::QpConnected => self.set_phase(Phase::RdmaByOtherProcess),
             Phase::WaitingForPeer => {
                 // The first of the two processes to use the connection claims the page.
-                *setup = Setup::default();
+                *setup = SetupState::default();
                 self.set_phase(Phase::NotStarted);
             }
             _ => {}
@@ -515,7 +525,10 @@ fn discard_wake_bytes(fd: i32, incoming: &DirectionWords<'_>) {
     let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
         >= incoming.tcp_bytes_before_rdma.load(Ordering::Relaxed);
     while by_tcp && read < incoming.wake_bytes_sent.load(Ordering::Acquire) {
-        let n = real::discard(fd, incoming.wake_bytes_sent.load(Ordering::Acquire) - read);
+        let n = real_libc::discard_stream_bytes(
+            fd,
+            incoming.wake_bytes_sent.load(Ordering::Acquire) - read,
+        );
         let Ok(n @ 1..) = u64::try_from(n) else { break };
         read += n;
     }

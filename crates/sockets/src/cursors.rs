@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::page::{DirectionWords, state};
+use crate::connection_page::{DirectionWords, state};
 use crate::ring::RING_BYTES;
 
 /// Returns how many bytes of the ring can be read. The peer writes the tail, so it may have any value: a tail that a
@@ -34,7 +34,7 @@ pub(crate) fn untaken_wake_bytes(dir: &DirectionWords<'_>) -> u64 {
 }
 
 /// Returns how many plain bytes after a demotion have already come by RDMA and were taken.
-pub(crate) fn repeated_bytes(dir: &DirectionWords<'_>) -> u64 {
+pub(crate) fn repeated_plain_bytes(dir: &DirectionWords<'_>) -> u64 {
     let taken = dir.rdma_bytes_taken.load(Ordering::Relaxed);
     let twice = taken.saturating_sub(dir.rdma_bytes_sent.load(Ordering::Acquire));
     twice.saturating_sub(dir.repeated_bytes_dropped.load(Ordering::Relaxed))

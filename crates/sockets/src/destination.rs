@@ -6,7 +6,7 @@ use libc::{c_int, iovec};
 
 use crate::iovec_cursor::IovecCursor;
 use crate::pipe;
-use crate::real::{self, result};
+use crate::real_libc::{self, result};
 use crate::ring::Ring;
 
 /// Where received bytes go.
@@ -39,7 +39,7 @@ impl Destination<'_> {
                 let there = self.count_bytes(fd, len, flags)?;
                 let (none, flags) = (std::ptr::null_mut(), libc::SPLICE_F_NONBLOCK);
                 // SAFETY: the offsets are NULL.
-                result(unsafe { real::splice(fd, none, pipe, none, there, flags) })
+                result(unsafe { real_libc::splice(fd, none, pipe, none, there, flags) })
             }
         }
     }
@@ -52,7 +52,7 @@ impl Destination<'_> {
             Self::Pipe { .. } => {
                 let nowhere = std::ptr::null_mut();
                 // SAFETY: with `MSG_TRUNC` the kernel copies nothing (`tcp(7)`).
-                result(unsafe { real::recv(fd, nowhere, len, flags | libc::MSG_TRUNC) })
+                result(unsafe { real_libc::recv(fd, nowhere, len, flags | libc::MSG_TRUNC) })
             }
         }
     }
@@ -79,5 +79,5 @@ pub(crate) fn recv_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Re
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
     // SAFETY: the parts are a program's buffers to receive into (`IovecCursor::new`).
-    result(unsafe { real::recvmsg(fd, &raw mut msg, flags) })
+    result(unsafe { real_libc::recvmsg(fd, &raw mut msg, flags) })
 }

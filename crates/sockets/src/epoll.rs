@@ -13,9 +13,11 @@ use libc::{c_int, epoll_event};
 
 use crate::conn::Conn;
 use crate::nic::{lock, try_lock};
-use crate::real;
+use crate::real_libc;
 use crate::spin::Spin;
-use crate::watch::{IN, ONESHOT, OUT, Watch, fd_of, token};
+use crate::watched_connection::{
+    ONESHOT, READABLE_EVENTS, WRITABLE_EVENTS, WatchedConnection, epoll_token, fd_of_token,
+};
 
 /// While connections are ready, the kernel is asked for other events once in so many calls.
 const CALLS_PER_KERNEL_POLL: u32 = 16;
@@ -34,13 +36,13 @@ pub(crate) struct Epoll {
 
 #[derive(Default)]
 struct Watched {
-    list: Vec<Watch>,
-    nested: Vec<Nested>,
-    by_fd: HashMap<c_int, usize>,
+    connections: Vec<WatchedConnection>,
+    nested_epolls: Vec<NestedEpoll>,
+    index_by_fd: HashMap<c_int, usize>,
     /// Index at which the next search begins, so that each connection gets its turn.
     next_search_index: usize,
     /// Number of threads that sleep until an event occurs.
-    sleepers: u32,
+    sleeper_count: u32,
 }
 
 /// The lock of the connections that an instance watches.
@@ -57,7 +59,10 @@ impl Epoll {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.descriptor_refs.store(1, Ordering::Relaxed);
         let mut watched = lock(&self.watched);
-        watched.list.iter_mut().for_each(Watch::end_data_sleep);
+        watched
+            .connections
+            .iter_mut()
+            .for_each(WatchedConnection::end_data_sleep);
         *watched = Watched::default();
         self.watched_count.store(0, Ordering::Relaxed);
     }
@@ -78,7 +83,7 @@ impl Epoll {
     /// Takes the wake bytes of the watched connections, except those that sleepers need.
     pub(crate) fn take_wake_bytes(&self) {
         let watched = lock(&self.watched);
-        let rdma = watched.list.iter().filter(|watch| !watch.is_plain());
+        let rdma = watched.connections.iter().filter(|watch| !watch.is_plain());
         rdma.for_each(|watch| watch.conn.take_wake_bytes_unless_needed(watch.fd));
     }
 
@@ -98,8 +103,11 @@ impl Epoll {
             return false;
         }
         let watched = lock(&self.watched);
-        watched.list.iter().any(|watch| !watch.is_plain())
-            || watched.nested.iter().any(Nested::watches_rdma_connection)
+        watched.connections.iter().any(|watch| !watch.is_plain())
+            || watched
+                .nested_epolls
+                .iter()
+                .any(NestedEpoll::watches_rdma_connection)
     }
 
     /// Counts a sleeping thread, and asks the peers of all connections for wake bytes. Returns true if a connection is
@@ -123,8 +131,8 @@ impl Epoll {
         let Some(mut watched) = try_lock(&self.watched) else {
             return;
         };
-        watched.sleepers = 0;
-        for watch in &mut watched.list {
+        watched.sleeper_count = 0;
+        for watch in &mut watched.connections {
             watch.sleeps_for_data = false;
             let new = renewed
                 .iter()
@@ -146,7 +154,7 @@ impl Epoll {
         event: Option<epoll_event>,
     ) -> Option<c_int> {
         let mut watched = lock(&self.watched);
-        let known = watched.by_fd.get(&fd).copied();
+        let known = watched.index_by_fd.get(&fd).copied();
         match (op, event) {
             (libc::EPOLL_CTL_DEL, _) => {
                 watched.remove_nested(fd);
@@ -169,24 +177,24 @@ impl Epoll {
                 if op == libc::EPOLL_CTL_MOD && known.is_none() {
                     return None;
                 }
-                let mut watch = Watch {
+                let mut watch = WatchedConnection {
                     fd,
                     conn,
                     conn_generation: conn.generation(),
                     requested_events: event.events,
-                    data: event.u64,
+                    program_data: event.u64,
                     kernel_events: event.events,
                     has_oneshot_fired: false,
                     sleeps_for_data: false,
                     received_bytes_at_last_report: None,
                 };
                 watch.kernel_events = watch.kernel_interest();
-                if watched.sleepers > 0 {
+                if watched.sleeper_count > 0 {
                     watch.request_wake_bytes_for_sleeper();
                 }
-                let done = watch.update_kernel(epoll, op);
+                let done = watch.update_kernel_watch(epoll, op);
                 if done == 0 {
-                    watched.put(watch);
+                    watched.add_watch(watch);
                     self.watched_count.store(watched.count(), Ordering::Relaxed);
                 } else {
                     watch.end_data_sleep();
@@ -213,7 +221,7 @@ impl Epoll {
                 }
                 // Before sleeping, the kernel is asked once for all other events.
                 let n = sleep(events, 0);
-                let n = self.translate_if_any(epoll, events, n);
+                let n = self.translate_kernel_events(epoll, events, n);
                 if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
                     return n;
                 }
@@ -226,16 +234,16 @@ impl Epoll {
                 self.end_sleep();
                 continue;
             }
-            let ms = capped_ms(deadline, self.waits_for_room());
+            let ms = capped_remaining_ms(deadline, self.waits_for_room());
             let n = sleep(events, ms);
-            let woken_errno = real::errno();
+            let woken_errno = real_libc::errno();
             self.end_sleep();
             if n < 0 {
-                real::set_errno(woken_errno);
+                real_libc::set_errno(woken_errno);
                 return n;
             }
             // Another thread may have added the first connection meanwhile, so each event may have a token.
-            let n = self.translate_if_any(epoll, events, n);
+            let n = self.translate_kernel_events(epoll, events, n);
             if n > 0 || deadline.is_some_and(|end| Instant::now() >= end) {
                 return n;
             }
@@ -257,9 +265,9 @@ impl Epoll {
         if is_turn && let Some(rest) = events.get_mut(found..).filter(|rest| !rest.is_empty()) {
             let max = c_int::try_from(rest.len()).unwrap_or(c_int::MAX);
             // SAFETY: `rest` has room for `max` events.
-            let n = unsafe { real::epoll_wait(epoll, rest.as_mut_ptr(), max, 0) };
+            let n = unsafe { real_libc::epoll_wait(epoll, rest.as_mut_ptr(), max, 0) };
             if n > 0 {
-                total += self.translate_others(epoll, events, found, n);
+                total += self.translate_further_kernel_events(epoll, events, found, n);
             }
         }
         total
@@ -267,7 +275,7 @@ impl Epoll {
 
     /// Translates the kernel's `n` events after the first `found`, and returns the number of further events. Events of
     /// connections that are already among the found ones are added to those.
-    fn translate_others(
+    fn translate_further_kernel_events(
         &self,
         epoll: c_int,
         events: &mut [epoll_event],
@@ -281,11 +289,11 @@ impl Epoll {
                 break;
             };
             let data = event.u64;
-            let event = match fd_of(data) {
+            let event = match fd_of_token(data) {
                 None => Some(event),
                 // The kernel does not report an edge again, so no event is dropped.
                 Some(fd) => watched
-                    .translate(epoll, fd, event.events)
+                    .translate_kernel_event(epoll, fd, event.events)
                     .filter(|new| !add_to_event_of_same_data(&mut events[..found], *new)),
             };
             if let Some(event) = event {
@@ -297,7 +305,7 @@ impl Epoll {
     }
 
     /// Translates the kernel's `n` events into the program's, and returns their number. Returns an `n` below 1 unchanged.
-    fn translate_if_any(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
+    fn translate_kernel_events(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
         if n <= 0 {
             return n;
         }
@@ -305,9 +313,9 @@ impl Epoll {
         let mut kept = 0;
         for i in 0..usize::try_from(n).unwrap_or(0).min(events.len()) {
             let event = events[i];
-            let translated = match fd_of(event.u64) {
+            let translated = match fd_of_token(event.u64) {
                 None => Some(event),
-                Some(fd) => watched.translate(epoll, fd, event.events),
+                Some(fd) => watched.translate_kernel_event(epoll, fd, event.events),
             };
             if let Some(event) = translated {
                 events[kept] = event;
@@ -337,7 +345,7 @@ fn add_to_event_of_same_data(events: &mut [epoll_event], new: epoll_event) -> bo
 const PEER_CHECK_MS: c_int = 100;
 
 /// Returns the remaining time in milliseconds, capped if a connection waits for room and its peer must be checked.
-pub(crate) fn capped_ms(deadline: Option<Instant>, waits_for_room: bool) -> c_int {
+pub(crate) fn capped_remaining_ms(deadline: Option<Instant>, waits_for_room: bool) -> c_int {
     match remaining_ms(deadline) {
         ms if waits_for_room && !(0..PEER_CHECK_MS).contains(&ms) => PEER_CHECK_MS,
         ms => ms,
@@ -361,19 +369,19 @@ impl Watched {
         inner: &'static Epoll,
         event: epoll_event,
     ) -> c_int {
-        let nested = Nested::new(fd, inner, event);
-        let done = nested.update_kernel(epoll, op);
+        let nested = NestedEpoll::new(fd, inner, event);
+        let done = nested.update_kernel_watch(epoll, op);
         if done == 0 {
             self.remove_nested(fd);
-            nested.begin_sleeps(self.sleepers);
-            self.nested.push(nested);
+            nested.begin_sleeps(self.sleeper_count);
+            self.nested_epolls.push(nested);
         }
         done
     }
 
     fn remove_nested(&mut self, fd: c_int) {
-        let sleepers = self.sleepers;
-        self.nested.retain(|nested| {
+        let sleepers = self.sleeper_count;
+        self.nested_epolls.retain(|nested| {
             if nested.fd == fd {
                 nested.end_sleeps(sleepers);
             }
@@ -382,25 +390,25 @@ impl Watched {
     }
 
     fn count(&self) -> usize {
-        self.list.len() + self.nested.len()
+        self.connections.len() + self.nested_epolls.len()
     }
 
-    fn put(&mut self, watch: Watch) {
-        match self.by_fd.get(&watch.fd).copied() {
-            Some(at) => std::mem::replace(&mut self.list[at], watch).end_data_sleep(),
+    fn add_watch(&mut self, watch: WatchedConnection) {
+        match self.index_by_fd.get(&watch.fd).copied() {
+            Some(at) => std::mem::replace(&mut self.connections[at], watch).end_data_sleep(),
             None => {
-                self.by_fd.insert(watch.fd, self.list.len());
-                self.list.push(watch);
+                self.index_by_fd.insert(watch.fd, self.connections.len());
+                self.connections.push(watch);
             }
         }
     }
 
     fn remove(&mut self, at: usize) {
-        let mut gone = self.list.swap_remove(at);
+        let mut gone = self.connections.swap_remove(at);
         gone.end_data_sleep();
-        self.by_fd.remove(&gone.fd);
-        if let Some(moved) = self.list.get(at) {
-            self.by_fd.insert(moved.fd, at);
+        self.index_by_fd.remove(&gone.fd);
+        if let Some(moved) = self.connections.get(at) {
+            self.index_by_fd.insert(moved.fd, at);
         }
     }
 
@@ -408,10 +416,10 @@ impl Watched {
     fn collect_ready(&mut self, epoll: c_int, events: &mut [epoll_event]) -> usize {
         let mut found = 0;
         let mut looked = 0;
-        while looked < self.list.len() && found < events.len() {
-            let at = (self.next_search_index + looked) % self.list.len();
+        while looked < self.connections.len() && found < events.len() {
+            let at = (self.next_search_index + looked) % self.connections.len();
             looked += 1;
-            let watch = &mut self.list[at];
+            let watch = &mut self.connections[at];
             if watch.is_closed() {
                 self.remove(at);
                 continue;
@@ -422,7 +430,7 @@ impl Watched {
             let wanted = watch.kernel_interest();
             if watch.kernel_events != wanted {
                 watch.kernel_events = wanted;
-                watch.update_kernel(epoll, libc::EPOLL_CTL_MOD);
+                watch.update_kernel_watch(epoll, libc::EPOLL_CTL_MOD);
             }
             let (ready, seen) = watch.events_to_report(0);
             if ready != 0 {
@@ -431,61 +439,75 @@ impl Watched {
             }
         }
         self.next_search_index = self.next_search_index.wrapping_add(looked);
-        for nested in self.nested.iter_mut().filter(|nested| nested.is_ready()) {
+        for nested in self
+            .nested_epolls
+            .iter_mut()
+            .filter(|nested| nested.is_ready())
+        {
             let Some(event) = events.get_mut(found) else {
                 break;
             };
-            *event = nested.mark_reported_and_make_event(IN);
+            *event = nested.mark_reported_and_make_event(READABLE_EVENTS);
             found += 1;
         }
         found
     }
 
     fn waits_for_room(&self) -> bool {
-        let waits = |watch: &Watch| {
-            watch.requested_events & OUT != 0
+        let waits = |watch: &WatchedConnection| {
+            watch.requested_events & WRITABLE_EVENTS != 0
                 && !watch.conn.is_plain_tcp()
                 && watch.conn.is_ring_full_checking_peer()
         };
-        self.list.iter().any(waits) || self.nested.iter().any(Nested::waits_for_room)
+        self.connections.iter().any(waits)
+            || self.nested_epolls.iter().any(NestedEpoll::waits_for_room)
     }
 
     fn any_ready(&self) -> bool {
-        let is_ready = |watch: &Watch| !watch.is_plain() && watch.events_to_report(0).0 != 0;
-        self.list.iter().any(is_ready) || self.nested.iter().any(Nested::is_ready)
+        let is_ready =
+            |watch: &WatchedConnection| !watch.is_plain() && watch.events_to_report(0).0 != 0;
+        self.connections.iter().any(is_ready)
+            || self.nested_epolls.iter().any(NestedEpoll::is_ready)
     }
 
     fn begin_sleep(&mut self) -> bool {
-        self.sleepers += 1;
+        self.sleeper_count += 1;
         let mut ready = false;
-        for watch in &mut self.list {
+        for watch in &mut self.connections {
             ready |= watch.request_wake_bytes();
         }
-        for nested in &self.nested {
+        for nested in &self.nested_epolls {
             ready |= nested.begin_sleeps(1);
         }
         ready
     }
 
     fn end_sleep(&mut self) {
-        self.sleepers = self.sleepers.saturating_sub(1);
-        for watch in &mut self.list {
-            if self.sleepers == 0 {
+        self.sleeper_count = self.sleeper_count.saturating_sub(1);
+        for watch in &mut self.connections {
+            if self.sleeper_count == 0 {
                 watch.end_data_sleep();
             } else if watch.sleeps_for_data && !watch.conn.is_plain_tcp() {
                 watch.conn.request_next_wake_byte();
             }
         }
-        self.nested.iter().for_each(|nested| nested.end_sleeps(1));
+        self.nested_epolls
+            .iter()
+            .for_each(|nested| nested.end_sleeps(1));
     }
 
     /// Translates one kernel event into the program's.
-    fn translate(&mut self, epoll: c_int, fd: c_int, kernel: u32) -> Option<epoll_event> {
-        if let Some(nested) = self.nested.iter_mut().find(|nested| nested.fd == fd) {
-            return nested.translate(kernel);
+    fn translate_kernel_event(
+        &mut self,
+        epoll: c_int,
+        fd: c_int,
+        kernel: u32,
+    ) -> Option<epoll_event> {
+        if let Some(nested) = self.nested_epolls.iter_mut().find(|nested| nested.fd == fd) {
+            return nested.translate_kernel_event(kernel);
         }
-        let at = *self.by_fd.get(&fd)?;
-        let watch = self.list.get_mut(at)?;
+        let at = *self.index_by_fd.get(&fd)?;
+        let watch = self.connections.get_mut(at)?;
         if watch.is_closed() {
             self.remove(at);
             return None;
@@ -494,10 +516,10 @@ impl Watched {
             watch.has_oneshot_fired = watch.requested_events & ONESHOT != 0;
             return Some(epoll_event {
                 events: kernel | watch.kept_error_event(kernel),
-                u64: watch.data,
+                u64: watch.program_data,
             });
         }
-        if kernel & IN != 0 {
+        if kernel & READABLE_EVENTS != 0 {
             watch.conn.take_wake_bytes_unless_needed(fd);
         }
         let (ready, seen) = watch.events_to_report(kernel);
@@ -505,7 +527,7 @@ impl Watched {
             // The kernel has disarmed a one-shot watch, so it is armed again.
             if watch.requested_events & ONESHOT != 0 {
                 watch.kernel_events = watch.kernel_interest();
-                watch.update_kernel(epoll, libc::EPOLL_CTL_MOD);
+                watch.update_kernel_watch(epoll, libc::EPOLL_CTL_MOD);
             }
             return None;
         }
@@ -515,35 +537,41 @@ impl Watched {
 
 /// An epoll instance that another one watches. A thread that sleeps in the outer instance is also a sleeper of the inner
 /// one: its connections ask their peers for wake bytes.
-struct Nested {
+struct NestedEpoll {
     fd: c_int,
     epoll: &'static Epoll,
     epoll_generation: u32,
     requested_events: u32,
-    data: u64,
+    program_data: u64,
     /// True for a one-shot watch that has reported.
     has_oneshot_fired: bool,
 }
 
-impl Nested {
+impl NestedEpoll {
     fn new(fd: c_int, epoll: &'static Epoll, event: epoll_event) -> Self {
         Self {
             fd,
             epoll,
             epoll_generation: epoll.generation(),
             requested_events: event.events,
-            data: event.u64,
+            program_data: event.u64,
             has_oneshot_fired: false,
         }
     }
 
     /// Tells the kernel to watch the instance for the outer instance `outer`.
-    fn update_kernel(&self, outer: c_int, op: c_int) -> c_int {
-        real::control_epoll(outer, op, self.fd, self.requested_events, token(self.fd))
+    fn update_kernel_watch(&self, outer: c_int, op: c_int) -> c_int {
+        real_libc::control_epoll(
+            outer,
+            op,
+            self.fd,
+            self.requested_events,
+            epoll_token(self.fd),
+        )
     }
 
     /// Returns the inner instance, unless it was closed.
-    fn open(&self) -> Option<&'static Epoll> {
+    fn epoll_if_open(&self) -> Option<&'static Epoll> {
         self.epoll
             .has_generation(self.epoll_generation)
             .then_some(self.epoll)
@@ -552,35 +580,38 @@ impl Nested {
     /// Begins `count` sleeps of threads in the outer instance. Returns true if a connection is ready already.
     fn begin_sleeps(&self, count: u32) -> bool {
         let begin = |epoll: &Epoll| (0..count).fold(false, |ready, _| epoll.begin_sleep() | ready);
-        self.open().is_some_and(begin)
+        self.epoll_if_open().is_some_and(begin)
     }
 
     fn end_sleeps(&self, count: u32) {
-        if let Some(epoll) = self.open() {
+        if let Some(epoll) = self.epoll_if_open() {
             (0..count).for_each(|_| epoll.end_sleep());
         }
     }
 
     fn watches_rdma_connection(&self) -> bool {
-        self.open().is_some_and(Epoll::watches_rdma_connection)
+        self.epoll_if_open()
+            .is_some_and(Epoll::watches_rdma_connection)
     }
 
     fn waits_for_room(&self) -> bool {
-        self.open().is_some_and(Epoll::waits_for_room)
+        self.epoll_if_open().is_some_and(Epoll::waits_for_room)
     }
 
     /// Returns true if an event must be reported that the kernel does not know.
     fn is_ready(&self) -> bool {
-        self.requested_events & IN != 0
+        self.requested_events & READABLE_EVENTS != 0
             && !self.has_oneshot_fired
-            && self.open().is_some_and(Epoll::has_ready_connection)
+            && self
+                .epoll_if_open()
+                .is_some_and(Epoll::has_ready_connection)
     }
 
     /// Returns the event to report after the kernel found the instance readable, which may be by wake bytes alone.
-    fn translate(&mut self, kernel: u32) -> Option<epoll_event> {
-        let epoll = self.open()?;
+    fn translate_kernel_event(&mut self, kernel: u32) -> Option<epoll_event> {
+        let epoll = self.epoll_if_open()?;
         epoll.take_wake_bytes();
-        let is_ready = self.is_ready() || real::poll_one(self.fd, libc::POLLIN, 0).0 > 0;
+        let is_ready = self.is_ready() || real_libc::poll_one(self.fd, libc::POLLIN, 0).0 > 0;
         is_ready.then(|| self.mark_reported_and_make_event(kernel))
     }
 
@@ -588,7 +619,7 @@ impl Nested {
         self.has_oneshot_fired = self.requested_events & ONESHOT != 0;
         epoll_event {
             events: events & self.requested_events,
-            u64: self.data,
+            u64: self.program_data,
         }
     }
 }

@@ -9,9 +9,9 @@ use std::cell::RefCell;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
+use crate::descriptor_table::{self, PoolGuards};
 use crate::epoll::{Epoll, WatchedGuard};
-use crate::table::{self, PoolGuards};
-use crate::{lookup, nic, page};
+use crate::{connection_page, nic, peer_lookup};
 
 /// The pause between two attempts to take the locks, and the number of attempts. A thread that forks in a handler of a signal
 /// may itself hold one of them: then the child does without.
@@ -38,7 +38,7 @@ pub fn before_fork() {
         // Two instances may watch each other, so their locks have no order: all are released before the next attempt.
         Some(HeldLocks {
             _epolls: try_lock_epolls()?,
-            _pools: table::try_lock_pools()?,
+            _pools: descriptor_table::try_lock_pools()?,
             _nic: nic::try_lock_creation()?,
         })
     });
@@ -47,7 +47,7 @@ pub fn before_fork() {
 
 fn try_lock_epolls() -> Option<Vec<WatchedGuard>> {
     let mut epolls: Vec<&'static Epoll> = Vec::new();
-    for epoll in table::all_epolls() {
+    for epoll in descriptor_table::all_epolls() {
         // Several descriptors may be of one instance.
         if !epolls.iter().any(|known| std::ptr::eq(*known, epoll)) {
             epolls.push(epoll);
@@ -63,7 +63,7 @@ fn release_locks() {
 /// Releases the locks, and marks all connections as shared; called in the parent.
 pub fn after_fork_in_parent() {
     release_locks();
-    for (_, conn) in table::all_conns() {
+    for (_, conn) in descriptor_table::all_conns() {
         conn.mark_shared();
     }
 }
@@ -71,21 +71,21 @@ pub fn after_fork_in_parent() {
 /// Releases the locks, and resets the state of this process; called in a forked child.
 pub fn after_fork_in_child() {
     release_locks();
-    nic::forget();
-    lookup::forget();
-    page::forget_pid();
-    crate::calls::own_table();
+    nic::forget_parent_nic();
+    peer_lookup::forget_parent_thread();
+    connection_page::forget_cached_pid();
+    crate::program_calls::own_table();
     let mut renewed = Vec::new();
-    for (fd, conn) in table::all_conns() {
+    for (fd, conn) in descriptor_table::all_conns() {
         if !conn.after_fork_in_child()
-            && let Some(new) = table::renew_conn(fd, conn)
+            && let Some(new) = descriptor_table::renew_conn(fd, conn)
         {
             // Its first call looks for the connection's page, as that of a process that got the descriptor in a message.
             new.mark_shared();
             renewed.push((conn, new));
         }
     }
-    for epoll in table::all_epolls() {
+    for epoll in descriptor_table::all_epolls() {
         epoll.after_fork_in_child(&renewed);
     }
 }

@@ -7,37 +7,37 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs::{QpEndpoint, RemoteMemory};
 
+use crate::connection_page::{ConnectionPage, page_file_name, stage};
 use crate::cursors::{
-    peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, repeated_bytes,
+    peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, repeated_plain_bytes,
     untaken_wake_bytes,
 };
-use crate::page::{Page, page_name, stage};
-use crate::remote::Record;
+use crate::page_side::PageAndSide;
+use crate::remote_peer::TcpRecord;
 use crate::ring::RING_BYTES;
-use crate::side::PageAndSide;
-use crate::{lookup, stale, stat, totals};
+use crate::{connection_stats, ended_connection_totals, peer_lookup, remove_stale_pages};
 
 /// Name of a page's file, with the addresses of both sides.
-const NAME: &str = "c-1_127.0.0.1:1_127.0.0.1:2";
+const PAGE_FILE_NAME: &str = "c-1_127.0.0.1:1_127.0.0.1:2";
 
 /// A file of the fuzzer, which is removed on drop.
-struct File(PathBuf);
+struct FuzzFile(PathBuf);
 
-impl Drop for File {
+impl Drop for FuzzFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// Returns a new folder.
-fn folder(name: &str) -> File {
+fn create_folder(name: &str) -> FuzzFile {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let own = format!(
         "verbatim-{name}-{}-{}",
         std::process::id(),
         COUNT.fetch_add(1, Relaxed)
     );
-    let folder = File(std::env::temp_dir().join(own));
+    let folder = FuzzFile(std::env::temp_dir().join(own));
     std::fs::create_dir(&folder.0).expect("a new folder");
     folder
 }
@@ -47,14 +47,18 @@ fn folder(name: &str) -> File {
 /// # Panics
 /// Panics if the datagram brings a side into a stage without what belongs to it, or a record is longer than the stream.
 pub fn check_bytes_of_another_host(bytes: &[u8]) {
-    let folder = folder("lookup");
+    let folder = create_folder("lookup");
     let (own, peer) = (address(1), address(2));
-    let name = page_name(own, peer, true).expect("a network namespace");
-    let page = Page::open(&folder.0.join(name), true).expect("a new page");
-    page.side(0).pid.store(std::process::id().into(), Relaxed);
-    page.side(0).stage.store(stage::PAGE_FOUND, Relaxed);
-    let reached = lookup::take_any_bytes(&folder.0, bytes, own, peer);
-    let text = page.side(1).message_for_peer();
+    let name = page_file_name(own, peer, true).expect("a network namespace");
+    let page = ConnectionPage::open(&folder.0.join(name), true).expect("a new page");
+    page.side_words(0)
+        .pid
+        .store(std::process::id().into(), Relaxed);
+    page.side_words(0)
+        .setup_stage
+        .store(stage::PAGE_FOUND, Relaxed);
+    let reached = peer_lookup::store_state_of_any_datagram(&folder.0, bytes, own, peer);
+    let text = page.side_words(1).message_for_peer();
     match reached {
         0 | stage::PAGE_FOUND | stage::TCP_OR_CLOSED => {}
         stage::ENDPOINT_READY | stage::READY => assert!(!text.is_empty(), "no endpoint"),
@@ -62,7 +66,7 @@ pub fn check_bytes_of_another_host(bytes: &[u8]) {
     }
     let _ = serde_json::from_slice::<(QpEndpoint, RemoteMemory)>(&text);
     if !bytes.is_empty()
-        && let Record::Wakes(count) = Record::read(bytes)
+        && let TcpRecord::Wakes(count) = TcpRecord::parse_first(bytes)
     {
         assert!((1..=bytes.len()).contains(&count));
     }
@@ -78,24 +82,25 @@ fn address(port: u16) -> SocketAddr {
 /// # Panics
 /// Panics if a reader takes a cursor for more bytes than a ring holds, or the file cannot be written.
 pub fn check_page_of_any_bytes(bytes: &[u8]) {
-    let folder = folder("page");
-    let file = folder.0.join(NAME);
+    let folder = create_folder("page");
+    let file = folder.0.join(PAGE_FILE_NAME);
     let mut content = bytes.to_vec();
     content.resize(content.len().max(4096), 0);
     std::fs::write(&file, &content).expect("a new file");
-    match Page::open(&file, false) {
-        Ok(page) => read(page, &folder.0),
+    match ConnectionPage::open(&file, false) {
+        Ok(page) => read_page_in_all_ways(page, &folder.0),
         Err(e) => assert!(content.len() > 4096, "a page is refused: {e}"),
     }
 }
 
-fn read(page: Page, folder: &Path) {
-    let _ = stale::has_ended(&page);
-    let shown = stat::connection(NAME, &page).expect("a name with two addresses");
-    assert!(["rdma", "tcp", "back"].contains(&shown.ways[0].path));
+fn read_page_in_all_ways(page: ConnectionPage, folder: &Path) {
+    let _ = remove_stale_pages::is_page_unused(&page);
+    let shown = connection_stats::connection_of_page(PAGE_FILE_NAME, &page)
+        .expect("a name with two addresses");
+    assert!(["rdma", "tcp", "back"].contains(&shown.directions[0].path));
     let page = Arc::new(page);
     for side in [0, 1] {
-        let text = page.side(side).message_for_peer();
+        let text = page.side_words(side).message_for_peer();
         let _ = serde_json::from_slice::<(QpEndpoint, RemoteMemory)>(&text);
         let dir = page.direction_words(side);
         let sent = dir.rdma_bytes_sent.load(Relaxed);
@@ -109,18 +114,22 @@ fn read(page: Page, folder: &Path) {
             assert!(readable_ring_bytes(tail, &dir) <= RING_BYTES);
             let _ = readable_bytes_unknown_to_kernel(tail, &dir);
         }
-        let _ = (untaken_wake_bytes(&dir), repeated_bytes(&dir));
+        let _ = (untaken_wake_bytes(&dir), repeated_plain_bytes(&dir));
         let link = PageAndSide {
             page: Arc::clone(&page),
             own_side: side,
-            remote: None,
+            remote_peer: None,
         };
         let _ = link.peer_is_gone();
     }
-    totals::remove_page_and_add_to_totals(&page);
-    let ended = totals::read(folder).expect("totals of one connection");
-    let on_tcp: u64 = ended.on_tcp.iter().map(|(_, count)| count).sum();
-    assert_eq!(ended.carried + on_tcp, 1);
+    ended_connection_totals::remove_page_and_add_to_totals(&page);
+    let ended = ended_connection_totals::read_totals(folder).expect("totals of one connection");
+    let on_tcp: u64 = ended
+        .tcp_connections_by_reason
+        .iter()
+        .map(|(_, count)| count)
+        .sum();
+    assert_eq!(ended.rdma_connections + on_tcp, 1);
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use libc::iovec;
 #[derive(Clone, Copy)]
 pub struct IovecCursor<'a> {
     parts: *const iovec,
-    count: usize,
+    part_count: usize,
     /// Number of bytes before the position.
     consumed_bytes: usize,
     /// Number of remaining bytes.
@@ -26,7 +26,7 @@ impl<'a> IovecCursor<'a> {
     pub unsafe fn new(parts: &'a [iovec]) -> Self {
         Self {
             parts: parts.as_ptr(),
-            count: parts.len(),
+            part_count: parts.len(),
             consumed_bytes: 0,
             remaining_bytes: parts
                 .iter()
@@ -60,7 +60,7 @@ impl<'a> IovecCursor<'a> {
         len: usize,
     ) -> impl Iterator<Item = (*mut u8, usize)> + 'a {
         let (mut skip, mut left) = (self.consumed_bytes + skip, len);
-        (0..self.count).filter_map(move |i| {
+        (0..self.part_count).filter_map(move |i| {
             // SAFETY: `i` is below the number of parts, and the vector lives for `'a`.
             let part = unsafe { *self.parts.add(i) };
             let from = skip.min(part.iov_len);

@@ -4,8 +4,8 @@
 #[allow(unsafe_code)]
 mod address;
 mod between_hosts;
-pub mod calls;
 mod conn;
+mod connection_page;
 mod cursors;
 #[allow(unsafe_code)]
 mod destination;
@@ -16,34 +16,34 @@ pub mod fork;
 pub mod fuzz;
 #[allow(unsafe_code)]
 pub mod iovec_cursor;
-mod lookup;
 #[allow(unsafe_code)]
 mod nic;
-mod page;
+mod peer_lookup;
 #[allow(unsafe_code)]
 mod pipe;
 #[allow(unsafe_code)]
 mod poll;
-pub use poll::Sets;
+pub mod program_calls;
+pub use poll::SelectSets;
+pub mod connection_stats;
+mod descriptor_table;
+mod ended_connection_totals;
 #[allow(unsafe_code)]
-pub mod real;
-mod reason;
-mod remote;
+mod mapped_words;
+mod not_rdma_reason;
+mod page_side;
+#[allow(unsafe_code)]
+pub mod real_libc;
+#[allow(unsafe_code)]
+mod receiving;
+mod remote_peer;
+mod remove_stale_pages;
 #[allow(unsafe_code)]
 mod ring;
 #[allow(unsafe_code)]
 mod sending;
 mod setup;
-mod side;
 mod spin;
 #[allow(unsafe_code)]
 mod splice;
-mod stale;
-pub mod stat;
-#[allow(unsafe_code)]
-mod stream;
-mod table;
-mod totals;
-mod watch;
-#[allow(unsafe_code)]
-mod words;
+mod watched_connection;

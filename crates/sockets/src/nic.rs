@@ -12,8 +12,8 @@ use verbs::{
     ProtectionDomain, Provider, QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
 };
 
+use crate::connection_page::{ConnectionPage, state};
 use crate::iovec_cursor::IovecCursor;
-use crate::page::{Page, state};
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
 /// Bytes that are copied into registered memory and published at a time.
@@ -22,15 +22,15 @@ const STAGING_BUFFER_BYTES: usize = 32 * 1024;
 pub(crate) const MAX_UNACKNOWLEDGED_BYTES: usize = 4 * STAGING_BUFFER_BYTES;
 /// Largest payload that is sent inline, if the device supports it.
 const MAX_INLINE_BYTES: u32 = 512;
-const SEND_WRS: u32 = 128;
+const SEND_QUEUE_WRS: u32 = 128;
 /// The code of the ACK timeout between hosts: 268 ms, and 2.1 s with all retries. A process that gets no processor for that
 /// long goes back to TCP. Lost packets are sent again sooner, by the measured round trip.
-const TIMEOUT_BETWEEN_HOSTS: u8 = 16;
+const ACK_TIMEOUT_CODE_BETWEEN_HOSTS: u8 = 16;
 /// The port of the device.
-const PORT: u8 = 1;
+const PORT_NUM: u8 = 1;
 /// The time after which a WRITE to another host is given up if the TCP connection has ended. It is also the pause
 /// between two looks at that connection.
-const TCP_CHECK: Duration = Duration::from_millis(2);
+const TCP_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Takes a lock, even after a thread panicked while it held the lock: the protected states stay usable.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -55,13 +55,13 @@ pub(crate) struct Nic {
     pub(crate) connections_dir: PathBuf,
     pub(crate) pid: u64,
     pub(crate) process_start_time: u64,
-    slots: Mutex<Slots>,
+    ring_arenas: Mutex<RingArenas>,
     /// Registered memory from which large payloads are sent.
     free_staging_buffers: Mutex<Vec<MemoryRegion>>,
 }
 
 #[derive(Default)]
-struct Slots {
+struct RingArenas {
     arenas: Vec<Arc<MemoryRegion>>,
     /// Arena and offset of each free ring.
     free_rings: Vec<(usize, usize)>,
@@ -71,17 +71,17 @@ struct Slots {
 
 /// A ring of a closed connection of which another process may still read.
 struct RetiredRing {
-    page: Arc<Page>,
+    page: Arc<ConnectionPage>,
     /// The side that sent into the ring.
-    sender: usize,
-    arena: usize,
+    sending_side: usize,
+    arena_number: usize,
     offset: usize,
 }
 
 impl RetiredRing {
     /// Returns true if no process reads from the ring any more.
     fn is_free(&self) -> bool {
-        let dir = self.page.direction_words(self.sender);
+        let dir = self.page.direction_words(self.sending_side);
         let is_demoted = dir.state.load(Ordering::Acquire) >= state::DEMOTED;
         is_demoted
             && dir.rdma_bytes_taken.load(Ordering::Acquire)
@@ -90,7 +90,7 @@ impl RetiredRing {
     }
 }
 
-impl Slots {
+impl RingArenas {
     /// Frees the retired rings of which nobody reads any more.
     fn free_retired_rings(&mut self) {
         let (free, kept) = std::mem::take(&mut self.retired_rings)
@@ -98,7 +98,7 @@ impl Slots {
             .partition(RetiredRing::is_free);
         self.retired_rings = kept;
         let free: Vec<RetiredRing> = free;
-        let places = free.iter().map(|ring| (ring.arena, ring.offset));
+        let places = free.iter().map(|ring| (ring.arena_number, ring.offset));
         self.free_rings.extend(places);
     }
 }
@@ -114,13 +114,13 @@ static NIC: AtomicPtr<Nic> = AtomicPtr::new(std::ptr::null_mut());
 static INIT_LOCK: Mutex<()> = Mutex::new(());
 
 /// Returns the folder of connections inside the fabric's folder, which only this user can access.
-pub(crate) fn folder() -> io::Result<PathBuf> {
+pub(crate) fn connections_folder() -> io::Result<PathBuf> {
     let fabric = softnic::fabric_dir().map_err(io::Error::other)?;
     Ok(fabric.join("tcp"))
 }
 
 /// Returns the NIC of this process, and creates it at the first call.
-pub(crate) fn get() -> io::Result<&'static Nic> {
+pub(crate) fn get_or_create_nic() -> io::Result<&'static Nic> {
     let known = || {
         // SAFETY: the pointer is null, or a box that was leaked.
         unsafe { NIC.load(Ordering::Acquire).as_ref() }
@@ -138,7 +138,7 @@ pub(crate) fn get() -> io::Result<&'static Nic> {
 }
 
 /// Returns the NIC if it already exists.
-pub(crate) fn get_if_made() -> Option<&'static Nic> {
+pub(crate) fn nic_if_created() -> Option<&'static Nic> {
     // SAFETY: the pointer is null, or a box that was leaked.
     unsafe { NIC.load(Ordering::Acquire).as_ref() }
 }
@@ -149,19 +149,21 @@ pub(crate) fn try_lock_creation() -> Option<MutexGuard<'static, ()>> {
 }
 
 /// Forgets the parent's NIC; called in a forked child.
-pub(crate) fn forget() {
+pub(crate) fn forget_parent_nic() {
     NIC.store(std::ptr::null_mut(), Ordering::Release);
 }
 
 /// Returns descriptors inherited through `exec` of connections that a process had moved to RDMA.
-pub(crate) fn inherited_connections() -> io::Result<Vec<i32>> {
+pub(crate) fn inherited_connection_fds() -> io::Result<Vec<i32>> {
     let mut cookies = Vec::new();
-    for entry in std::fs::read_dir(folder()?)? {
+    for entry in std::fs::read_dir(connections_folder()?)? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with("c-")
-            && let Ok(page) = crate::page::Page::open(&entry.path(), false)
+            && let Ok(page) = crate::connection_page::ConnectionPage::open(&entry.path(), false)
         {
-            cookies.extend([0, 1].map(|side| page.side(side).cookie.load(Ordering::Acquire)));
+            cookies.extend(
+                [0, 1].map(|side| page.side_words(side).socket_cookie.load(Ordering::Acquire)),
+            );
         }
     }
     if cookies.is_empty() {
@@ -171,8 +173,9 @@ pub(crate) fn inherited_connections() -> io::Result<Vec<i32>> {
     let fds: Vec<i32> = fds
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
-    let is_one =
-        |fd: &i32| crate::real::cookie(*fd).is_some_and(|cookie| cookies.contains(&cookie));
+    let is_one = |fd: &i32| {
+        crate::real_libc::socket_cookie(*fd).is_some_and(|cookie| cookies.contains(&cookie))
+    };
     Ok(fds.into_iter().filter(is_one).collect())
 }
 
@@ -180,25 +183,25 @@ impl Nic {
     fn new() -> io::Result<Self> {
         let context = Provider::softnic().device(None)?.open()?;
         let pd = context.alloc_pd()?;
-        let dir = folder()?;
+        let dir = connections_folder()?;
         std::fs::create_dir_all(&dir)?;
         let pid = u64::from(std::process::id());
         let start = liveness::start_time_ticks(pid)?.ok_or(io::ErrorKind::NotFound)?;
-        crate::stale::remove_pages_of_ended_connections(&dir);
+        crate::remove_stale_pages::remove_pages_of_ended_connections(&dir);
         Ok(Self {
             context,
             pd,
             connections_dir: dir,
             pid,
             process_start_time: start,
-            slots: Mutex::default(),
+            ring_arenas: Mutex::default(),
             free_staging_buffers: Mutex::default(),
         })
     }
 
     /// Takes a free ring. Returns it with the address and key for the peer's WRITEs, and its arena.
     pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, ArenaId)> {
-        let mut slots = lock(&self.slots);
+        let mut slots = lock(&self.ring_arenas);
         if slots.free_rings.is_empty() {
             slots.free_retired_rings();
         }
@@ -232,15 +235,21 @@ impl Nic {
 
     /// Frees a ring, which no process writes to or reads from any more.
     pub(crate) fn free_ring(&self, arena: usize, offset: usize) {
-        lock(&self.slots).free_rings.push((arena, offset));
+        lock(&self.ring_arenas).free_rings.push((arena, offset));
     }
 
     /// Frees a ring as soon as no other process can read from it. Side `sender` of the page sent into the ring.
-    pub(crate) fn retire_ring(&self, page: Arc<Page>, sender: usize, arena: usize, offset: usize) {
-        lock(&self.slots).retired_rings.push(RetiredRing {
+    pub(crate) fn retire_ring(
+        &self,
+        page: Arc<ConnectionPage>,
+        sender: usize,
+        arena: usize,
+        offset: usize,
+    ) {
+        lock(&self.ring_arenas).retired_rings.push(RetiredRing {
             page,
-            sender,
-            arena,
+            sending_side: sender,
+            arena_number: arena,
             offset,
         });
     }
@@ -251,16 +260,16 @@ impl Nic {
         &self,
         address: Option<IpAddr>,
     ) -> io::Result<UnconnectedQp> {
-        let cq = self.context.create_cq(SEND_WRS)?;
+        let cq = self.context.create_cq(SEND_QUEUE_WRS)?;
         let mut builder = self
             .pd
-            .qp::<Rc>(&cq, &cq)
-            .max_send_wr(SEND_WRS)
+            .qp_builder::<Rc>(&cq, &cq)
+            .max_send_wr(SEND_QUEUE_WRS)
             .max_recv_wr(1)
             .max_inline_data_if_supported(MAX_INLINE_BYTES);
         if let Some(address) = address {
-            builder = builder.timeout(TIMEOUT_BETWEEN_HOSTS);
-            if let Some(index) = self.gid_index(address) {
+            builder = builder.timeout(ACK_TIMEOUT_CODE_BETWEEN_HOSTS);
+            if let Some(index) = self.roce_v2_gid_index(address) {
                 builder = builder.gid_index(index);
             }
         }
@@ -269,7 +278,7 @@ impl Nic {
     }
 
     /// Returns the index of the GID of RoCE v2 with this address.
-    fn gid_index(&self, address: IpAddr) -> Option<u8> {
+    fn roce_v2_gid_index(&self, address: IpAddr) -> Option<u8> {
         let wanted = match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
@@ -277,11 +286,11 @@ impl Nic {
         let has_address = |index: &u8| {
             let index = u32::from(*index);
             self.context
-                .gid(PORT, index)
+                .gid(PORT_NUM, index)
                 .is_ok_and(|gid| gid.0 == wanted.octets())
-                && self.context.gid_type(PORT, index) == Some(GidType::RoceV2)
+                && self.context.gid_type(PORT_NUM, index) == Some(GidType::RoceV2)
         };
-        let count = self.context.query_port(PORT).ok()?.gid_tbl_len;
+        let count = self.context.query_port(PORT_NUM).ok()?.gid_tbl_len;
         (0..u8::try_from(count).unwrap_or(u8::MAX)).find(has_address)
     }
 
@@ -312,9 +321,9 @@ impl UnconnectedQp {
             max_inline_bytes: qp.max_inline_data(),
             qp,
             cq: self.cq,
-            list,
+            postlist: list,
             peer_ring: ring,
-            hello: Hello::NotSent,
+            hello_state: HelloState::NotSent,
         })
     }
 }
@@ -323,19 +332,19 @@ impl UnconnectedQp {
 pub(crate) struct Sender {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
-    list: Postlist<Rc>,
+    postlist: Postlist<Rc>,
     peer_ring: RemoteMemory,
     max_inline_bytes: usize,
-    hello: Hello,
+    hello_state: HelloState,
 }
 
 /// The state of the first WRITE to a peer on another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hello {
+pub(crate) enum HelloState {
     NotSent,
     Sent,
     /// The peer has the WRITE.
-    Done,
+    ReceivedByPeer,
 }
 
 impl Sender {
@@ -351,14 +360,14 @@ impl Sender {
         if len <= self.max_inline_bytes.min(MAX_INLINE_BYTES as usize) {
             let mut bytes = [0; MAX_INLINE_BYTES as usize];
             from.copy_to(0, &mut bytes[..len]);
-            self.list.clear();
+            self.postlist.clear();
             for (at, part) in ring_parts(sent, len) {
                 let remote = self.peer_ring_at(at)?;
                 let (start, end) = part;
-                self.list.rdma_write(Inline(&bytes[start..end]), remote);
+                self.postlist.rdma_write(Inline(&bytes[start..end]), remote);
             }
             let tail = sent.wrapping_add(len as u64);
-            return self.post_with_new_tail(tail);
+            return self.post_with_new_tail_and_wait(tail);
         }
         let stage = nic.take_or_alloc_staging_buffer()?;
         let result = self.write_staged(&stage, from, len, sent);
@@ -404,21 +413,21 @@ impl Sender {
         words: &[(usize, u64)],
         mut has_ended: impl FnMut() -> bool,
     ) -> io::Result<()> {
-        if self.hello == Hello::Sent {
+        if self.hello_state == HelloState::Sent {
             self.wait_for_completion(&mut has_ended)?;
-            self.hello = Hello::Done;
+            self.hello_state = HelloState::ReceivedByPeer;
         }
-        self.list_words(words)?;
-        self.post(true)?;
+        self.add_word_writes_to_postlist(words)?;
+        self.post_postlist(true)?;
         self.wait_for_completion(&mut has_ended)
     }
 
-    fn list_words(&mut self, words: &[(usize, u64)]) -> io::Result<()> {
-        self.list.clear();
+    fn add_word_writes_to_postlist(&mut self, words: &[(usize, u64)]) -> io::Result<()> {
+        self.postlist.clear();
         for (number, value) in words {
             let at = self.peer_ring.starting_at(*number as u64 * 8);
             let at = at.ok_or(io::ErrorKind::InvalidData)?;
-            self.list.rdma_write(Inline(&value.to_ne_bytes()), at);
+            self.postlist.rdma_write(Inline(&value.to_ne_bytes()), at);
         }
         Ok(())
     }
@@ -427,15 +436,15 @@ impl Sender {
     ///
     /// # Errors
     /// The peer cannot be reached.
-    pub(crate) fn hello(&mut self) -> io::Result<Hello> {
-        if self.hello == Hello::Sent {
+    pub(crate) fn poll_hello_state(&mut self) -> io::Result<HelloState> {
+        if self.hello_state == HelloState::Sent {
             let mut buffer = WcBuffer::<4>::new();
             if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
                 wc.map_err(|failed| io::Error::other(failed.to_string()))?;
-                self.hello = Hello::Done;
+                self.hello_state = HelloState::ReceivedByPeer;
             }
         }
-        Ok(self.hello)
+        Ok(self.hello_state)
     }
 
     /// Posts the first WRITE, of these words. The peer must be ready to receive.
@@ -443,9 +452,9 @@ impl Sender {
     /// # Errors
     /// The queue pair refuses the WRITE.
     pub(crate) fn send_hello(&mut self, words: &[(usize, u64)]) -> io::Result<()> {
-        self.list_words(words)?;
-        self.hello = Hello::Sent;
-        self.post(true)
+        self.add_word_writes_to_postlist(words)?;
+        self.hello_state = HelloState::Sent;
+        self.post_postlist(true)
     }
 
     fn write_staged(
@@ -484,13 +493,13 @@ impl Sender {
             unsafe { std::ptr::copy_nonoverlapping(piece, stage.as_mut_ptr().add(at), piece_len) };
             at += piece_len;
         }
-        self.list.clear();
+        self.postlist.clear();
         for (to, (start, end)) in ring_parts(cursor, len) {
             let remote = self.peer_ring_at(to)?;
-            self.list.rdma_write(stage.slice(start..end)?, remote);
+            self.postlist.rdma_write(stage.slice(start..end)?, remote);
         }
-        self.list_tail(cursor.wrapping_add(len as u64));
-        self.post(signaled)
+        self.add_tail_write_to_postlist(cursor.wrapping_add(len as u64));
+        self.post_postlist(signaled)
     }
 
     fn peer_ring_at(&self, offset: usize) -> io::Result<RemoteMemory> {
@@ -501,25 +510,27 @@ impl Sender {
     }
 
     /// Adds a WRITE of the new tail to the list.
-    fn list_tail(&mut self, tail: u64) {
-        self.list
+    fn add_tail_write_to_postlist(&mut self, tail: u64) {
+        self.postlist
             .rdma_write(Inline(&tail.to_ne_bytes()), self.peer_ring);
     }
 
     /// Posts the list, followed by a WRITE of the new tail, and waits for the completion. On this host the WRITEs are done
     /// when they are posted, unless the process with the peer's queue pair has ended. Its child may have the connection,
     /// and gets the bytes by TCP.
-    fn post_with_new_tail(&mut self, tail: u64) -> io::Result<()> {
-        self.list_tail(tail);
-        self.post(true)?;
+    fn post_with_new_tail_and_wait(&mut self, tail: u64) -> io::Result<()> {
+        self.add_tail_write_to_postlist(tail);
+        self.post_postlist(true)?;
         self.wait_for_completion(&mut || false)
     }
 
     /// Posts the list. If `signaled` is true, its last work request makes a completion.
-    fn post(&mut self, signaled: bool) -> io::Result<()> {
-        let last = self.list.len() - 1;
-        self.list.set_signaled(last, signaled);
-        self.qp.post_send(&mut self.list).map_err(io::Error::other)
+    fn post_postlist(&mut self, signaled: bool) -> io::Result<()> {
+        let last = self.postlist.len() - 1;
+        self.postlist.set_signaled(last, signaled);
+        self.qp
+            .post_send(&mut self.postlist)
+            .map_err(io::Error::other)
     }
 
     /// Waits for the completion of the only signaled work request, or until `has_ended` returns true.
@@ -535,8 +546,8 @@ impl Sender {
             }
             std::thread::yield_now();
             let now = Instant::now();
-            if now >= *next_check.get_or_insert(now + TCP_CHECK) {
-                next_check = Some(now + TCP_CHECK);
+            if now >= *next_check.get_or_insert(now + TCP_CHECK_INTERVAL) {
+                next_check = Some(now + TCP_CHECK_INTERVAL);
                 if has_ended() {
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }

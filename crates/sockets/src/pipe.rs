@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 
 use libc::{c_int, iovec};
 
-use crate::real::{self, fail, result};
+use crate::real_libc::{self, fail, result};
 
 /// The size up to which a write to a pipe with room never waits (`pipe(7)`).
 const ATOMIC_WRITE_BYTES: usize = libc::PIPE_BUF;
@@ -16,8 +16,8 @@ pub(crate) fn is_pipe_open_for(fd: c_int, access: c_int) -> bool {
     // SAFETY: the commands have no argument.
     let (size, flags) = unsafe {
         (
-            real::fcntl(fd, libc::F_GETPIPE_SZ, 0),
-            real::fcntl(fd, libc::F_GETFL, 0),
+            real_libc::fcntl(fd, libc::F_GETPIPE_SZ, 0),
+            real_libc::fcntl(fd, libc::F_GETFL, 0),
         )
     };
     let mode = flags & libc::O_ACCMODE;
@@ -48,13 +48,13 @@ pub(crate) fn wait_for_bytes(pipe: c_int, may_wait: bool) -> io::Result<()> {
 fn wait_for(pipe: c_int, event: i16, may_wait: bool) -> io::Result<i16> {
     loop {
         let timeout_ms = if may_wait { -1 } else { 0 };
-        match real::poll_one(pipe, event, timeout_ms) {
+        match real_libc::poll_one(pipe, event, timeout_ms) {
             (0, _) => return Err(fail(libc::EAGAIN)),
             (1.., events) => return Ok(events),
             _ => {
                 // `splice(2)` goes on after a handler with `SA_RESTART`, `poll(2)` never does (`signal(7)`).
-                let errno = real::errno();
-                if errno != libc::EINTR || !real::do_handlers_restart_calls() {
+                let errno = real_libc::errno();
+                if errno != libc::EINTR || !real_libc::do_handlers_restart_calls() {
                     return Err(fail(errno));
                 }
             }
@@ -77,7 +77,7 @@ pub(crate) unsafe fn try_write(pipe: c_int, parts: &[iovec]) -> io::Result<usize
         // SAFETY: contract of this function.
         return unsafe { own.write_through(pipe, parts) };
     }
-    if real::poll_one(pipe, libc::POLLOUT, 0).0 == 0 {
+    if real_libc::poll_one(pipe, libc::POLLOUT, 0).0 == 0 {
         return Err(fail(libc::EAGAIN));
     }
     let Some(part) = parts.first() else {
@@ -85,7 +85,7 @@ pub(crate) unsafe fn try_write(pipe: c_int, parts: &[iovec]) -> io::Result<usize
     };
     let len = part.iov_len.min(ATOMIC_WRITE_BYTES);
     // SAFETY: contract of this function.
-    result(unsafe { real::write(pipe, part.iov_base, len) })
+    result(unsafe { real_libc::write(pipe, part.iov_base, len) })
 }
 
 /// Discards as many bytes of a pipe as `scratch` has. The pipe has them.
@@ -93,10 +93,10 @@ pub(crate) fn discard(pipe: c_int, scratch: &mut [u8]) {
     let mut done = 0;
     while let Some(rest) = scratch.get_mut(done..).filter(|rest| !rest.is_empty()) {
         // SAFETY: `rest` has room for as many.
-        let n = unsafe { real::read(pipe, rest.as_mut_ptr().cast(), rest.len()) };
+        let n = unsafe { real_libc::read(pipe, rest.as_mut_ptr().cast(), rest.len()) };
         match usize::try_from(n) {
             Ok(n @ 1..) => done += n,
-            Err(_) if real::errno() == libc::EINTR => {}
+            Err(_) if real_libc::errno() == libc::EINTR => {}
             _ => return,
         }
     }
@@ -136,10 +136,10 @@ impl OwnPipe {
         let (own_write, own_read) = (self.write_end.as_raw_fd(), self.read_end.as_raw_fd());
         let count = c_int::try_from(parts.len()).unwrap_or(c_int::MAX);
         // SAFETY: contract of this function.
-        let there = result(unsafe { real::writev(own_write, parts.as_ptr(), count) })?;
+        let there = result(unsafe { real_libc::writev(own_write, parts.as_ptr(), count) })?;
         let (none, flags) = (std::ptr::null_mut(), libc::SPLICE_F_NONBLOCK);
         // SAFETY: the offsets are NULL.
-        result(unsafe { real::splice(own_read, none, pipe, none, there, flags) })
+        result(unsafe { real_libc::splice(own_read, none, pipe, none, there, flags) })
     }
 
     /// Copies the next bytes of a pipe without taking them and without waiting. Returns their number; 0 at the end.

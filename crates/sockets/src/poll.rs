@@ -8,13 +8,13 @@ use libc::{
 };
 
 use crate::conn::Conn;
-use crate::epoll::{Epoll, capped_ms, remaining_ms};
-use crate::real;
+use crate::descriptor_table::{self, DescriptorEntry};
+use crate::epoll::{Epoll, capped_remaining_ms, remaining_ms};
+use crate::real_libc;
 use crate::spin::Spin;
-use crate::table::{self, Entry};
 
-const IN: i16 = POLLIN | POLLRDNORM;
-const OUT: i16 = POLLOUT | POLLWRNORM;
+const READABLE_EVENTS: i16 = POLLIN | POLLRDNORM;
+const WRITABLE_EVENTS: i16 = POLLOUT | POLLWRNORM;
 /// Urgent data, which only the kernel has.
 const URGENT: i16 = POLLPRI | POLLRDBAND;
 const HANGUP_EVENTS: i16 = POLLERR | POLLHUP | POLLRDHUP;
@@ -26,10 +26,10 @@ enum ManagedDescriptor {
 }
 
 fn managed_descriptors(fds: &[pollfd]) -> Vec<ManagedDescriptor> {
-    let one = |(i, one): (usize, &pollfd)| match table::find(one.fd)? {
-        Entry::Conn(conn, _) => (!conn.is_plain_tcp() || conn.has_kept_error())
+    let one = |(i, one): (usize, &pollfd)| match descriptor_table::find_entry(one.fd)? {
+        DescriptorEntry::Conn(conn, _) => (!conn.is_plain_tcp() || conn.has_kept_error())
             .then_some(ManagedDescriptor::Conn(i, conn)),
-        Entry::Epoll(epoll, _) => epoll
+        DescriptorEntry::Epoll(epoll, _) => epoll
             .watches_rdma_connection()
             .then_some(ManagedDescriptor::Epoll(i, epoll)),
     };
@@ -38,12 +38,12 @@ fn managed_descriptors(fds: &[pollfd]) -> Vec<ManagedDescriptor> {
 
 /// Connections on TCP of which data are waited for, and which a call of another thread can take to RDMA. They count
 /// their sleepers: otherwise another thread would take the wake byte for the first data by RDMA.
-struct ChangingConnections(Vec<&'static Conn>);
+struct ConnectionsThatMayChangeToRdma(Vec<&'static Conn>);
 
-impl ChangingConnections {
-    fn of(fds: &[pollfd]) -> Self {
-        let waited_for = fds.iter().filter(|one| one.events & IN != 0);
-        let conns = waited_for.filter_map(|one| table::conn(one.fd));
+impl ConnectionsThatMayChangeToRdma {
+    fn from_pollfds(fds: &[pollfd]) -> Self {
+        let waited_for = fds.iter().filter(|one| one.events & READABLE_EVENTS != 0);
+        let conns = waited_for.filter_map(|one| descriptor_table::find_conn(one.fd));
         Self(conns.filter(|conn| conn.can_change_to_rdma()).collect())
     }
 
@@ -62,15 +62,15 @@ impl ChangingConnections {
     }
 
     /// Sleeps by `sleep`. Returns `None` if a connection has come to RDMA.
-    fn sleep(&self, sleep: impl FnOnce() -> c_int) -> Option<c_int> {
+    fn sleep_unless_changed(&self, sleep: impl FnOnce() -> c_int) -> Option<c_int> {
         if self.begin_sleep() {
             self.end_sleep();
             return None;
         }
         let n = sleep();
-        let errno = real::errno();
+        let errno = real_libc::errno();
         self.end_sleep();
-        real::set_errno(errno);
+        real_libc::set_errno(errno);
         (n < 0 || !self.has_one_changed()).then_some(n)
     }
 }
@@ -83,13 +83,13 @@ pub(crate) fn poll(
 ) -> c_int {
     loop {
         let ours = managed_descriptors(fds);
-        let changing = ChangingConnections::of(fds);
+        let changing = ConnectionsThatMayChangeToRdma::from_pollfds(fds);
         let n = if !ours.is_empty() {
             poll_managed(fds, &ours, &changing, deadline, &mut sleep)
         } else if changing.0.is_empty() {
             Some(sleep(fds, remaining_ms(deadline)))
         } else {
-            changing.sleep(|| sleep(fds, remaining_ms(deadline)))
+            changing.sleep_unless_changed(|| sleep(fds, remaining_ms(deadline)))
         };
         if let Some(n) = n {
             return n;
@@ -101,7 +101,7 @@ pub(crate) fn poll(
 fn poll_managed(
     fds: &mut [pollfd],
     ours: &[ManagedDescriptor],
-    changing: &ChangingConnections,
+    changing: &ConnectionsThatMayChangeToRdma,
     deadline: Option<Instant>,
     sleep: &mut impl FnMut(&mut [pollfd], c_int) -> c_int,
 ) -> Option<c_int> {
@@ -128,17 +128,17 @@ fn poll_managed(
         }
         let waits = |one: &ManagedDescriptor| match one {
             ManagedDescriptor::Conn(i, conn) => {
-                asked[*i] & OUT != 0 && conn.is_ring_full_checking_peer()
+                asked[*i] & WRITABLE_EVENTS != 0 && conn.is_ring_full_checking_peer()
             }
             ManagedDescriptor::Epoll(..) => false,
         };
-        let ms = capped_ms(deadline, ours.iter().any(waits));
+        let ms = capped_remaining_ms(deadline, ours.iter().any(waits));
         let mut sleep_once = |fds: &mut [pollfd], ms| {
             let n = sleep(fds, ms);
-            let errno = real::errno();
+            let errno = real_libc::errno();
             end_sleep(ours, &asked);
             changing.end_sleep();
-            real::set_errno(errno);
+            real_libc::set_errno(errno);
             n
         };
         let n = poll_once(fds, ours, &asked, ms, &mut sleep_once);
@@ -161,11 +161,15 @@ fn poll_once(
 ) -> c_int {
     for one in ours {
         if let ManagedDescriptor::Conn(i, conn) = one
-            && !conn.readiness().ask_kernel_out
+            && !conn.readiness().must_ask_kernel_for_writable
         {
             // A sender that waits for room is woken by a readable byte.
-            let waker = if asked[*i] & OUT != 0 { POLLIN } else { 0 };
-            fds[*i].events = asked[*i] & !OUT | waker;
+            let waker = if asked[*i] & WRITABLE_EVENTS != 0 {
+                POLLIN
+            } else {
+                0
+            };
+            fds[*i].events = asked[*i] & !WRITABLE_EVENTS | waker;
         }
     }
     let n = sleep(fds, timeout_ms);
@@ -176,7 +180,7 @@ fn poll_once(
         return n;
     }
     for one in ours {
-        let i = one.index();
+        let i = one.pollfd_index();
         fds[i].revents = one.all_events(fds[i].fd, asked[i], fds[i].revents);
     }
     let ready = fds.iter().filter(|one| one.revents != 0).count();
@@ -190,7 +194,10 @@ fn begin_sleep(ours: &[ManagedDescriptor], asked: &[i16]) -> bool {
     for one in ours {
         ready |= match one {
             ManagedDescriptor::Conn(i, conn) => {
-                let (data, room) = (asked[*i] & IN != 0, asked[*i] & OUT != 0);
+                let (data, room) = (
+                    asked[*i] & READABLE_EVENTS != 0,
+                    asked[*i] & WRITABLE_EVENTS != 0,
+                );
                 if data {
                     conn.begin_data_sleep();
                 }
@@ -206,7 +213,9 @@ fn begin_sleep(ours: &[ManagedDescriptor], asked: &[i16]) -> bool {
 fn end_sleep(ours: &[ManagedDescriptor], asked: &[i16]) {
     for one in ours {
         match one {
-            ManagedDescriptor::Conn(i, conn) if asked[*i] & IN != 0 => conn.end_data_sleep(),
+            ManagedDescriptor::Conn(i, conn) if asked[*i] & READABLE_EVENTS != 0 => {
+                conn.end_data_sleep()
+            }
             ManagedDescriptor::Conn(_, conn) => conn.wake_local_room_waiters(),
             ManagedDescriptor::Epoll(_, epoll) => epoll.end_sleep(),
         }
@@ -214,7 +223,7 @@ fn end_sleep(ours: &[ManagedDescriptor], asked: &[i16]) {
 }
 
 impl ManagedDescriptor {
-    fn index(&self) -> usize {
+    fn pollfd_index(&self) -> usize {
         match self {
             Self::Conn(i, _) | Self::Epoll(i, _) => *i,
         }
@@ -227,16 +236,16 @@ impl ManagedDescriptor {
                 let is = conn.readiness();
                 let mut events = 0;
                 if is.readable {
-                    events |= IN;
+                    events |= READABLE_EVENTS;
                 }
                 if is.writable {
-                    events |= OUT;
+                    events |= WRITABLE_EVENTS;
                 }
                 events & asked[*i]
             }
             Self::Epoll(i, epoll) => {
                 if epoll.has_ready_connection() {
-                    asked[*i] & IN
+                    asked[*i] & READABLE_EVENTS
                 } else {
                     0
                 }
@@ -251,7 +260,7 @@ impl ManagedDescriptor {
             Self::Epoll(_, epoll) => {
                 return kernel
                     | if epoll.has_ready_connection() {
-                        asked & IN
+                        asked & READABLE_EVENTS
                     } else {
                         0
                     };
@@ -261,31 +270,31 @@ impl ManagedDescriptor {
         if kernel & HANGUP_EVENTS != 0 && conn.has_kept_error() {
             events |= POLLERR;
         }
-        if kernel & IN != 0 {
+        if kernel & READABLE_EVENTS != 0 {
             conn.take_wake_bytes_unless_needed(fd);
         }
         let is = conn.readiness();
         // After an error a read does not wait.
         let has_unread = || kernel & HANGUP_EVENTS != 0 || conn.has_byte_or_end(fd);
-        if is.readable || kernel & IN != 0 && has_unread() {
-            events |= IN;
+        if is.readable || kernel & READABLE_EVENTS != 0 && has_unread() {
+            events |= READABLE_EVENTS;
         }
-        if is.writable || is.ask_kernel_out && kernel & OUT != 0 {
-            events |= OUT;
+        if is.writable || is.must_ask_kernel_for_writable && kernel & WRITABLE_EVENTS != 0 {
+            events |= WRITABLE_EVENTS;
         }
         events & (asked | POLLERR | POLLHUP)
     }
 }
 
 /// The descriptor sets of `select(2)`.
-pub struct Sets<'s> {
+pub struct SelectSets<'s> {
     /// The program's sets for reading, writing and exceptions.
     pub sets: [Option<&'s mut fd_set>; 3],
     /// Only descriptors below this number are examined.
-    pub count: c_int,
+    pub nfds: c_int,
 }
 
-impl Sets<'_> {
+impl SelectSets<'_> {
     /// Returns the descriptors as a list for `poll(2)`, or `None` if the kernel knows all events.
     pub(crate) fn to_pollfds_if_managed(&self) -> Option<Vec<pollfd>> {
         let is_in = |set: &Option<&mut fd_set>, fd| {
@@ -294,7 +303,7 @@ impl Sets<'_> {
                 .is_some_and(|set| unsafe { libc::FD_ISSET(fd, std::ptr::from_ref::<fd_set>(set)) })
         };
         let count = self
-            .count
+            .nfds
             .clamp(0, c_int::try_from(libc::FD_SETSIZE).unwrap_or(0));
         let fds: Vec<pollfd> = (0..count)
             .filter_map(|fd| {
@@ -311,14 +320,20 @@ impl Sets<'_> {
                 })
             })
             .collect();
-        let is_left_to_kernel =
-            managed_descriptors(&fds).is_empty() && ChangingConnections::of(&fds).0.is_empty();
+        let is_left_to_kernel = managed_descriptors(&fds).is_empty()
+            && ConnectionsThatMayChangeToRdma::from_pollfds(&fds)
+                .0
+                .is_empty();
         (!is_left_to_kernel).then_some(fds)
     }
 
     /// Writes the ready descriptors into the sets, and returns the number of set bits.
     pub(crate) fn write_ready_fds(&mut self, fds: &[pollfd]) -> c_int {
-        let masks = [IN | POLLHUP | POLLERR, OUT | POLLERR, libc::POLLPRI];
+        let masks = [
+            READABLE_EVENTS | POLLHUP | POLLERR,
+            WRITABLE_EVENTS | POLLERR,
+            libc::POLLPRI,
+        ];
         let mut bits = 0;
         for (i, set) in self.sets.iter_mut().enumerate() {
             let Some(set) = set else { continue };

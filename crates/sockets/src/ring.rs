@@ -28,18 +28,18 @@ pub(crate) enum Arena {
     /// Memory of this process.
     Own(Arc<MemoryRegion>),
     /// Memory of another process.
-    Attached(Arc<Attached>),
+    Attached(Arc<AttachedSegment>),
 }
 
 /// A SysV segment of another process.
-pub(crate) struct Attached(*mut u8);
+pub(crate) struct AttachedSegment(*mut u8);
 
 // SAFETY: the address stays attached, and is only accessed through raw pointers and atomics.
-unsafe impl Send for Attached {}
+unsafe impl Send for AttachedSegment {}
 // SAFETY: as for Send.
-unsafe impl Sync for Attached {}
+unsafe impl Sync for AttachedSegment {}
 
-impl Drop for Attached {
+impl Drop for AttachedSegment {
     fn drop(&mut self) {
         // SAFETY: attached by `Arena::attach`; no ring uses it any more.
         unsafe { libc::shmdt(self.0.cast()) };
@@ -61,10 +61,10 @@ impl Arena {
         if start.addr() == usize::MAX {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self::Attached(Arc::new(Attached(start.cast()))))
+        Ok(Self::Attached(Arc::new(AttachedSegment(start.cast()))))
     }
 
-    fn start(&self) -> *mut u8 {
+    fn base_ptr(&self) -> *mut u8 {
         match self {
             Self::Own(region) => region.as_mut_ptr(),
             Self::Attached(segment) => segment.0,
@@ -101,21 +101,21 @@ impl Ring {
     /// Resets the words before the ring to 0 for a new connection.
     pub(crate) fn reset(&self) {
         for number in 0..WORDS_BEFORE_RING {
-            self.word(number).store(0, Ordering::Release);
+            self.word_before_ring(number).store(0, Ordering::Release);
         }
     }
 
     #[inline]
     fn tail_word(&self) -> &AtomicU64 {
-        self.word(0)
+        self.word_before_ring(0)
     }
 
     /// Returns a word of the page before the ring; numbers start again after the last one.
     #[inline]
-    pub(crate) fn word(&self, number: usize) -> &AtomicU64 {
+    pub(crate) fn word_before_ring(&self, number: usize) -> &AtomicU64 {
         let at = self.offset + number % WORDS_BEFORE_RING * 8;
         // SAFETY: within the mapping (`at`), aligned to eight bytes, and only accessed as an atomic.
-        unsafe { &*self.arena.start().add(at).cast::<AtomicU64>() }
+        unsafe { &*self.arena.base_ptr().add(at).cast::<AtomicU64>() }
     }
 
     /// Copies `len` bytes, at most a ring's, from cursor `from` on into a program's buffers, from `skip` on.
@@ -127,7 +127,7 @@ impl Ring {
                 // SAFETY: within the ring; the peer has written these bytes and writes no more there until they are
                 // consumed. A peer that breaks this changes bytes that it could have sent.
                 unsafe {
-                    let ring = self.arena.start().add(self.offset + RING_OFFSET_IN_SLOT);
+                    let ring = self.arena.base_ptr().add(self.offset + RING_OFFSET_IN_SLOT);
                     std::ptr::copy_nonoverlapping(ring.add(at), to, part);
                     to = to.add(part);
                 }
@@ -143,7 +143,7 @@ impl Ring {
         let at = usize::try_from(from % RING_BYTES as u64).unwrap_or(0);
         let first = len.min(RING_BYTES - at);
         // SAFETY: the ring's first byte is within the mapping (`at`).
-        let ring = unsafe { self.arena.start().add(self.offset + RING_OFFSET_IN_SLOT) };
+        let ring = unsafe { self.arena.base_ptr().add(self.offset + RING_OFFSET_IN_SLOT) };
         [(at, first), (0, len - first)]
             .into_iter()
             .filter(|(_, part_len)| *part_len > 0)

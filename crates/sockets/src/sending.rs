@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use libc::{c_int, iovec};
 
 use crate::conn::{Conn, Phase, TcpCall, Tx};
+use crate::connection_page::{stage, state};
 use crate::cursors::peer_ring_room;
 use crate::iovec_cursor::IovecCursor;
 use crate::nic::lock;
-use crate::page::{stage, state};
-use crate::real::{self, fail, result};
-use crate::reason::NotRdmaReason;
-use crate::remote::Wait;
+use crate::not_rdma_reason::NotRdmaReason;
+use crate::page_side::PageAndSide;
+use crate::real_libc::{self, fail, result};
+use crate::remote_peer::AwaitedEvent;
 use crate::ring::RING_BYTES;
-use crate::side::PageAndSide;
 use crate::spin::Spin;
 
 /// Longest sleep of a sender in ms before it checks for room again, because another thread may have taken its wake
@@ -43,11 +43,11 @@ impl Conn {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
         self.take_kept_error()?;
-        if self.begin_call(fd) != Phase::Ready || from.is_empty() {
+        if self.begin_data_call(fd) != Phase::QpConnected || from.is_empty() {
             self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
             let call = TcpCall::from_counted(&self.running_tcp_writes);
             // The call is counted first, so that the direction cannot change to RDMA from here on.
-            if from.is_empty() || self.phase() != Phase::Ready {
+            if from.is_empty() || self.phase() != Phase::QpConnected {
                 return self.send_by_tcp(fd, from, flags, &call);
             }
         }
@@ -66,7 +66,7 @@ impl Conn {
                     return Ok(done + rest.unwrap_or_else(|_| self.keep_send_error_of_rest()));
                 }
                 SendAttempt::NoRoom => {
-                    if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
+                    if flags & libc::MSG_DONTWAIT != 0 || real_libc::is_nonblocking(fd) {
                         self.send_found_no_room.store(true, Ordering::SeqCst);
                         // Another thread may already sleep in `epoll_wait(2)`, where it asked for no wake byte.
                         if self.request_wake_byte_on_room() {
@@ -96,13 +96,13 @@ impl Conn {
         fd: c_int,
         by_kernel: impl FnOnce() -> io::Result<usize>,
     ) -> Option<io::Result<usize>> {
-        if self.begin_call(fd) == Phase::Ready {
+        if self.begin_data_call(fd) == Phase::QpConnected {
             return None;
         }
         self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
         let _call = TcpCall::from_counted(&self.running_tcp_writes);
         // The call is counted first, so that the direction cannot change to RDMA from here on.
-        if self.phase() == Phase::Ready {
+        if self.phase() == Phase::QpConnected {
             return None;
         }
         if let Err(err) = self.take_kept_error() {
@@ -136,12 +136,16 @@ impl Conn {
     fn try_send(&self, fd: c_int, from: IovecCursor<'_>, skip: usize) -> SendAttempt<'_> {
         let mut tx = lock(&self.tx);
         let plain = || self.count_plain_send();
-        if let Some(link) = tx.link.as_ref().filter(|link| link.remote.is_some()) {
+        if let Some(link) = tx
+            .page_and_side
+            .as_ref()
+            .filter(|link| link.remote_peer.is_some())
+        {
             let link = link.clone();
             return self.try_send_to_other_host(fd, &mut tx, &link, from.skip_bytes(skip));
         }
         let Tx {
-            link: Some(link),
+            page_and_side: Some(link),
             sender,
             nic,
             sends_without_progress: unanswered,
@@ -153,7 +157,7 @@ impl Conn {
         };
         let dir = link.page.direction_words(link.own_side);
         let _held = dir.lock_sending();
-        if !link.sends_by_rdma_or_switches(self) {
+        if !link.switch_to_rdma_if_ready(self) {
             return plain();
         }
         let (Some(sender), Some(nic)) = (sender, *nic) else {
@@ -186,7 +190,7 @@ impl Conn {
         if dir.receiver_sleeps.load(Ordering::Relaxed) != 0
             && dir.receiver_sleeps.swap(0, Ordering::SeqCst) != 0
         {
-            self.send_wake(dir.wake_bytes_sent, fd);
+            self.send_wake_byte(dir.wake_bytes_sent, fd);
         }
         SendAttempt::Bytes(n)
     }
@@ -198,9 +202,9 @@ impl Conn {
     }
 
     fn wait_for_room(&self, fd: c_int, deadline: &mut Option<Instant>) -> io::Result<()> {
-        let link = lock(&self.tx).link.clone();
+        let link = lock(&self.tx).page_and_side.clone();
         let Some(link) = link else { return Ok(()) };
-        let dir = link.outgoing();
+        let dir = link.outgoing_words();
         let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
         let full = || {
             peer_ring_room(sent, dir.rdma_bytes_taken.load(Ordering::Acquire)) == 0
@@ -209,19 +213,19 @@ impl Conn {
         if Spin::decide_whether_to_spin().spin_until(|| !full()) {
             return Ok(());
         }
-        match &link.remote {
-            Some(remote) => self.ask_other_host_for_wake(remote, Wait::Room),
+        match &link.remote_peer {
+            Some(remote) => self.ask_other_host_for_wake(remote, AwaitedEvent::Room),
             None => dir.sender_sleeps.store(1, Ordering::SeqCst),
         }
         fence(Ordering::SeqCst);
         if !full() {
             return Ok(());
         }
-        let timeout = real::send_timeout_ms(fd);
+        let timeout = real_libc::send_timeout_ms(fd);
         if deadline.is_none() {
             *deadline = timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
         }
-        if self.data_sleepers.load(Ordering::SeqCst) > 0 {
+        if self.data_sleeper_count.load(Ordering::SeqCst) > 0 {
             // A thread that sleeps until data arrive receives the wake byte for this one, and notifies it.
             let nap = Duration::from_millis(ROOM_CHECK_MS);
             let napping = lock(&self.room_lock);
@@ -240,12 +244,12 @@ impl Conn {
 
     fn sleep_for_room(&self, fd: c_int, full: impl Fn() -> bool) -> io::Result<()> {
         let nap = c_int::try_from(ROOM_CHECK_MS).unwrap_or(c_int::MAX);
-        let (n, revents) = real::poll_one(fd, libc::POLLIN, nap);
+        let (n, revents) = real_libc::poll_one(fd, libc::POLLIN, nap);
         if n < 0 {
             // A send would go on after a handler with `SA_RESTART`, `poll(2)` never does (`signal(7)`).
-            let errno = real::errno();
-            let goes_on = errno == libc::EINTR && real::do_handlers_restart_calls();
-            real::set_errno(errno);
+            let errno = real_libc::errno();
+            let goes_on = errno == libc::EINTR && real_libc::do_handlers_restart_calls();
+            real_libc::set_errno(errno);
             return if goes_on { Ok(()) } else { Err(fail(errno)) };
         }
         if revents & libc::POLLIN != 0 {
@@ -260,8 +264,8 @@ impl Conn {
 
     /// Demotes the direction if the peer is gone or dead, so that the kernel's TCP reports the state to the sender.
     fn demote_if_peer_gone(&self, link: &PageAndSide) {
-        if let Some(remote) = &link.remote {
-            self.check_other_host(remote);
+        if let Some(remote) = &link.remote_peer {
+            self.end_rdma_or_ask_for_room_wake(remote);
         } else if link.peer_is_gone() {
             let dir = link.page.direction_words(link.own_side);
             let _held = dir.lock_sending();
@@ -274,8 +278,8 @@ impl Conn {
     /// Does the same as `demote_if_peer_gone` if the ring is full. Returns true if the ring is full.
     pub(crate) fn is_ring_full_checking_peer(&self) -> bool {
         let is = self.readiness();
-        let is_full = !is.writable && !is.ask_kernel_out;
-        let link = lock(&self.tx).link.clone();
+        let is_full = !is.writable && !is.must_ask_kernel_for_writable;
+        let link = lock(&self.tx).page_and_side.clone();
         if let (true, Some(link)) = (is_full, link) {
             self.demote_if_peer_gone(&link);
         }
@@ -285,37 +289,39 @@ impl Conn {
     /// Wakes a peer that waits for room.
     pub(crate) fn wake_sending_peer(&self, fd: c_int) {
         let mut tx = lock(&self.tx);
-        let Some(link) = tx.link.clone() else { return };
+        let Some(link) = tx.page_and_side.clone() else {
+            return;
+        };
         let dir = link.page.direction_words(link.own_side);
         let _held = dir.lock_sending();
-        let sends_by_rdma = if link.remote.is_some() {
-            self.sends_to_other_host_or_switches(fd, &mut tx, &link)
+        let sends_by_rdma = if link.remote_peer.is_some() {
+            self.switch_path_to_other_host_if_due(fd, &mut tx, &link)
         } else {
-            link.sends_by_rdma_or_switches(self)
+            link.switch_to_rdma_if_ready(self)
         };
         if sends_by_rdma {
-            self.send_wake(dir.wake_bytes_sent, fd);
+            self.send_wake_byte(dir.wake_bytes_sent, fd);
         }
     }
 
     /// Asks the peer for a wake byte when its ring has room. Returns true if a send would not find a full ring now.
     fn request_wake_byte_on_room(&self) -> bool {
-        self.request_wake_bytes(false, true) || self.readiness().ask_kernel_out
+        self.request_wake_bytes(false, true) || self.readiness().must_ask_kernel_for_writable
     }
 }
 
 impl PageAndSide {
     /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready. The caller holds the sending
     /// lock.
-    fn sends_by_rdma_or_switches(&self, conn: &Conn) -> bool {
+    fn switch_to_rdma_if_ready(&self, conn: &Conn) -> bool {
         let dir = self.page.direction_words(self.own_side);
         match dir.state.load(Ordering::Relaxed) {
             state::RDMA => true,
             state::TCP => {
                 let is_ready = self
                     .page
-                    .side(1 - self.own_side)
-                    .stage
+                    .side_words(1 - self.own_side)
+                    .setup_stage
                     .load(Ordering::Acquire)
                     == stage::READY
                     && conn.running_tcp_writes.load(Ordering::SeqCst) == 0;
@@ -353,5 +359,5 @@ pub(crate) fn send_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Re
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
     // SAFETY: the parts are a program's buffers to send from (`IovecCursor::new`).
-    result(unsafe { real::sendmsg(fd, &raw const msg, flags) })
+    result(unsafe { real_libc::sendmsg(fd, &raw const msg, flags) })
 }

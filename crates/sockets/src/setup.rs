@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering;
 use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::address::ConnectionKind;
-use crate::conn::{Conn, Phase, Setup};
+use crate::conn::{Conn, Phase, SetupState};
+use crate::connection_page::{ConnectionPage, page_file_name, stage, state};
 use crate::nic::{self, Nic, lock};
-use crate::page::{Page, page_name, stage, state};
-use crate::reason::NotRdmaReason;
-use crate::remote::Remote;
+use crate::not_rdma_reason::NotRdmaReason;
+use crate::page_side::PageAndSide;
+use crate::remote_peer::RemotePeer;
 use crate::ring::{Arena, Ring};
-use crate::side::PageAndSide;
-use crate::{address, lookup, real, stale, totals};
+use crate::{address, ended_connection_totals, peer_lookup, real_libc, remove_stale_pages};
 
 /// Number of calls after which a connection stops waiting for the peer.
 const MAX_CALLS_WAITING_FOR_PEER: u32 = 512;
@@ -22,7 +22,7 @@ const MAX_CALLS_WAITING_FOR_PEER: u32 = 512;
 impl Conn {
     #[cold]
     pub(crate) fn advance_setup(&self, fd: i32) -> Phase {
-        let before = real::errno();
+        let before = real_libc::errno();
         if let Ok(mut setup) = self.setup.try_lock() {
             let result = match self.phase() {
                 Phase::NotStarted => self.find_or_claim_page(fd, &mut setup),
@@ -33,60 +33,69 @@ impl Conn {
                 self.stay_on_tcp(&mut setup, reason);
             }
         }
-        real::set_errno(before);
+        real_libc::set_errno(before);
         self.phase()
     }
 
     /// Keeps the connection on TCP.
-    pub(crate) fn stay_on_tcp(&self, setup: &mut Setup, reason: NotRdmaReason) {
-        let remote = setup.remote.take();
+    pub(crate) fn stay_on_tcp(&self, setup: &mut SetupState, reason: NotRdmaReason) {
+        let remote = setup.remote_peer.take();
         if let Some(page) = setup.page.take() {
             page.not_rdma_reason()
                 .store(reason as u64, Ordering::Relaxed);
-            let own = page.side(setup.own_side);
-            own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
+            let own = page.side_words(setup.own_side);
+            own.setup_stage
+                .store(stage::TCP_OR_CLOSED, Ordering::Release);
             if let Some(remote) = remote {
-                lookup::tell_peer(&remote, &own, lookup::Answer::NotWanted);
+                peer_lookup::send_own_state_to_peer(
+                    &remote,
+                    &own,
+                    peer_lookup::AnswerRequest::NotWanted,
+                );
             }
-            if stale::has_ended(&page) {
-                totals::remove_page_and_add_to_totals(&page);
+            if remove_stale_pages::is_page_unused(&page) {
+                ended_connection_totals::remove_page_and_add_to_totals(&page);
             }
         }
-        if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::get_if_made()) {
+        if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::nic_if_created()) {
             nic.free_ring(setup.ring_arena_number, ring.offset());
         }
-        setup.prepared = None;
+        setup.unconnected_qp = None;
         self.set_phase(Phase::Tcp);
     }
 
-    fn find_or_claim_page(&self, fd: i32, setup: &mut Setup) -> Result<(), NotRdmaReason> {
+    fn find_or_claim_page(&self, fd: i32, setup: &mut SetupState) -> Result<(), NotRdmaReason> {
         let unsupported = |_| NotRdmaReason::NoResources;
-        let is_tcp = real::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)
+        let is_tcp = real_libc::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)
             == Some(libc::IPPROTO_TCP);
         let addresses = address::socket_addresses(fd).filter(|(own, peer)| is_tcp && own != peer);
         let (own, peer) = addresses.ok_or(NotRdmaReason::Unsupported)?;
         let remote = match address::connection_kind(own, peer) {
-            ConnectionKind::OnePage => None,
-            ConnectionKind::BetweenHosts => Some(Arc::new(Remote::new(own, peer, fd))),
+            ConnectionKind::SharedPage => None,
+            ConnectionKind::BetweenHosts => Some(Arc::new(RemotePeer::new(own, peer, fd))),
             ConnectionKind::Tcp => return Err(NotRdmaReason::PeerWithoutLibrary),
         };
-        let nic = nic::get().map_err(unsupported)?;
-        let cookie = real::cookie(fd).ok_or(NotRdmaReason::Unsupported)?;
+        let nic = nic::get_or_create_nic().map_err(unsupported)?;
+        let cookie = real_libc::socket_cookie(fd).ok_or(NotRdmaReason::Unsupported)?;
         setup.own_side = usize::from(own > peer);
-        let name = page_name(own, peer, remote.is_some()).map_err(unsupported)?;
+        let name = page_file_name(own, peer, remote.is_some()).map_err(unsupported)?;
         let path = nic.connections_dir.join(name);
-        if let Ok(page) = Page::open(&path, false)
-            && page.side(setup.own_side).cookie.load(Ordering::Acquire) == cookie
+        if let Ok(page) = ConnectionPage::open(&path, false)
+            && page
+                .side_words(setup.own_side)
+                .socket_cookie
+                .load(Ordering::Acquire)
+                == cookie
         {
             self.adopt_page_of_other_process(fd, page, setup.own_side, remote);
             return Ok(());
         }
         self.check_tcp_byte_counts(fd)?;
         for _ in 0..8 {
-            let page = Page::open(&path, true).map_err(unsupported)?;
+            let page = ConnectionPage::open(&path, true).map_err(unsupported)?;
             match claim_side(&page, setup.own_side, nic, cookie) {
                 SideClaimOutcome::Claimed => {
-                    (setup.page, setup.remote) = (Some(Arc::new(page)), remote);
+                    (setup.page, setup.remote_peer) = (Some(Arc::new(page)), remote);
                     self.set_phase(Phase::WaitingForPeer);
                     return self.continue_setup(fd, setup);
                 }
@@ -95,7 +104,7 @@ impl Conn {
                     return Ok(());
                 }
                 SideClaimOutcome::Stale => {
-                    totals::remove_page_and_add_to_totals(&page);
+                    ended_connection_totals::remove_page_and_add_to_totals(&page);
                 }
             }
         }
@@ -108,7 +117,7 @@ impl Conn {
             + self.running_tcp_writes.load(Ordering::Acquire)
             == 0;
         let (sent, taken) =
-            real::sent_and_read_bytes_by_kernel(fd).ok_or(NotRdmaReason::Unsupported)?;
+            real_libc::sent_and_read_bytes_by_kernel(fd).ok_or(NotRdmaReason::Unsupported)?;
         let syn = u64::from(self.called_connect.load(Ordering::Relaxed));
         let ours = self.tcp_bytes_sent.load(Ordering::Acquire);
         let taken_ours = self.tcp_bytes_received.load(Ordering::Acquire);
@@ -123,15 +132,15 @@ impl Conn {
     fn adopt_page_of_other_process(
         &self,
         fd: i32,
-        page: Page,
+        page: ConnectionPage,
         side: usize,
-        remote: Option<Arc<Remote>>,
+        remote: Option<Arc<RemotePeer>>,
     ) {
-        let owner = page.side(side);
+        let owner = page.side_words(side);
         let id = i32::try_from(owner.ring_segment_id.load(Ordering::Acquire)).unwrap_or(-1);
         let offset =
             usize::try_from(owner.ring_offset.load(Ordering::Acquire)).unwrap_or(usize::MAX);
-        let ring = match owner.stage.load(Ordering::Acquire) {
+        let ring = match owner.setup_stage.load(Ordering::Acquire) {
             0 | stage::PAGE_FOUND => None,
             _ => Arena::attach(id)
                 .ok()
@@ -153,11 +162,11 @@ impl Conn {
         let link = PageAndSide {
             page: Arc::new(page),
             own_side: side,
-            remote,
+            remote_peer: remote,
         };
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
-        (rx.link, rx.ring, tx.link) = (Some(link.clone()), ring, Some(link));
+        (rx.page_and_side, rx.ring, tx.page_and_side) = (Some(link.clone()), ring, Some(link));
         self.set_phase(Phase::RdmaByOtherProcess);
         if is_unread_lost {
             self.reset_stream(fd);
@@ -165,18 +174,21 @@ impl Conn {
     }
 
     /// Continues the change to RDMA as far as the peer's stage permits.
-    fn continue_setup(&self, fd: i32, setup: &mut Setup) -> Result<(), NotRdmaReason> {
+    fn continue_setup(&self, fd: i32, setup: &mut SetupState) -> Result<(), NotRdmaReason> {
         let page = setup.page.clone().ok_or(NotRdmaReason::NoResources)?;
-        let (own, peer) = (page.side(setup.own_side), page.side(1 - setup.own_side));
-        let there = peer.stage.load(Ordering::Acquire);
+        let (own, peer) = (
+            page.side_words(setup.own_side),
+            page.side_words(1 - setup.own_side),
+        );
+        let there = peer.setup_stage.load(Ordering::Acquire);
         if there == stage::TCP_OR_CLOSED {
             return Err(NotRdmaReason::PeerWithoutLibrary);
         }
-        if let Some(remote) = &setup.remote
+        if let Some(remote) = &setup.remote_peer
             && there < stage::ENDPOINT_READY
             && remote.is_time_to_look_up(there != 0)
         {
-            lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
+            peer_lookup::send_own_state_to_peer(remote, &own, peer_lookup::AnswerRequest::Wanted);
         }
         if there == 0 {
             let calls = self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed);
@@ -186,12 +198,13 @@ impl Conn {
                 Err(NotRdmaReason::PeerWithoutLibrary)
             };
         }
-        let nic = nic::get().map_err(|_| NotRdmaReason::NoResources)?;
-        if setup.prepared.is_none() {
+        let nic = nic::get_or_create_nic().map_err(|_| NotRdmaReason::NoResources)?;
+        if setup.unconnected_qp.is_none() {
             self.create_and_publish_qp_and_ring(nic, setup, &page)
                 .map_err(|_| NotRdmaReason::NoResources)?;
         }
-        if there == stage::PAGE_FOUND || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT_READY
+        if there == stage::PAGE_FOUND
+            || own.setup_stage.load(Ordering::Relaxed) != stage::ENDPOINT_READY
         {
             return Ok(());
         }
@@ -202,14 +215,17 @@ impl Conn {
     fn create_and_publish_qp_and_ring(
         &self,
         nic: &Nic,
-        setup: &mut Setup,
-        page: &Page,
+        setup: &mut SetupState,
+        page: &ConnectionPage,
     ) -> io::Result<()> {
         let (ring, remote, place) = nic.take_ring()?;
         (setup.ring_arena_number, setup.ring) = (place.number, Some(ring.clone()));
-        let address = setup.remote.as_ref().map(|remote| remote.own.ip());
+        let address = setup
+            .remote_peer
+            .as_ref()
+            .map(|remote| remote.own_addr.ip());
         let prepared = nic.create_unconnected_qp(address)?;
-        let side = page.side(setup.own_side);
+        let side = page.side_words(setup.own_side);
         let text = serde_json::to_vec(&(prepared.endpoint(), remote))?;
         if !side.set_message_for_peer(&text) {
             return Err(io::ErrorKind::InvalidData.into());
@@ -218,11 +234,12 @@ impl Conn {
         side.ring_segment_id.store(id, Ordering::Relaxed);
         side.ring_offset
             .store(ring.offset() as u64, Ordering::Relaxed);
-        side.stage.store(stage::ENDPOINT_READY, Ordering::Release);
-        setup.prepared = Some(prepared);
-        if let Some(remote) = &setup.remote {
+        side.setup_stage
+            .store(stage::ENDPOINT_READY, Ordering::Release);
+        setup.unconnected_qp = Some(prepared);
+        if let Some(remote) = &setup.remote_peer {
             remote.set_mailbox(ring);
-            lookup::tell_peer(remote, &side, lookup::Answer::Wanted);
+            peer_lookup::send_own_state_to_peer(remote, &side, peer_lookup::AnswerRequest::Wanted);
         }
         Ok(())
     }
@@ -232,34 +249,35 @@ impl Conn {
         &self,
         fd: i32,
         nic: &'static Nic,
-        setup: &mut Setup,
-        page: &Arc<Page>,
+        setup: &mut SetupState,
+        page: &Arc<ConnectionPage>,
     ) -> Result<(), NotRdmaReason> {
         let failed = NotRdmaReason::NoResources;
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         // No thread may be inside a plain read once wake bytes can arrive.
-        self.set_phase(Phase::Ready);
+        self.set_phase(Phase::QpConnected);
         if self.running_tcp_reads.load(Ordering::SeqCst) > 0 {
             self.set_phase(Phase::WaitingForPeer);
             return Ok(());
         }
-        let peer = page.side(1 - setup.own_side);
+        let peer = page.side_words(1 - setup.own_side);
         let text = peer.message_for_peer();
         let (endpoint, remote): (QpEndpoint, RemoteMemory) =
             serde_json::from_slice(&text).map_err(|_| failed)?;
-        let prepared = setup.prepared.take().ok_or(failed)?;
+        let prepared = setup.unconnected_qp.take().ok_or(failed)?;
         let sender = prepared.connect(&endpoint, remote).map_err(|_| failed)?;
         let link = PageAndSide {
             page: Arc::clone(page),
             own_side: setup.own_side,
-            remote: setup.remote.clone(),
+            remote_peer: setup.remote_peer.clone(),
         };
         // Without `TCP_NODELAY`, a wake byte would wait for the acknowledgement of the previous one (RFC 896).
-        tx.had_nagle = real::int_socket_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
-        real::set_nodelay(fd, true);
-        (tx.link, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
-        (rx.link, rx.ring) = (Some(link), setup.ring.clone());
+        tx.had_nagle =
+            real_libc::int_socket_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
+        real_libc::set_nodelay(fd, true);
+        (tx.page_and_side, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
+        (rx.page_and_side, rx.ring) = (Some(link), setup.ring.clone());
         let incoming = page.direction_words(1 - setup.own_side);
         incoming.tcp_bytes_received.store(
             self.tcp_bytes_received.load(Ordering::Acquire),
@@ -267,11 +285,11 @@ impl Conn {
         );
         // A thread may already sleep in `epoll_wait(2)` without having armed the connection.
         incoming.receiver_sleeps.store(1, Ordering::Relaxed);
-        let own = page.side(setup.own_side);
-        own.stage.store(stage::READY, Ordering::Release);
-        if let Some(remote) = &setup.remote {
-            remote.fd.store(fd, Ordering::Relaxed);
-            lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
+        let own = page.side_words(setup.own_side);
+        own.setup_stage.store(stage::READY, Ordering::Release);
+        if let Some(remote) = &setup.remote_peer {
+            remote.setup_fd.store(fd, Ordering::Relaxed);
+            peer_lookup::send_own_state_to_peer(remote, &own, peer_lookup::AnswerRequest::Wanted);
         }
         Ok(())
     }
@@ -284,10 +302,10 @@ enum SideClaimOutcome {
 }
 
 /// Claims a side of a page for this process.
-fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutcome {
-    let (own, peer) = (page.side(side), page.side(1 - side));
+fn claim_side(page: &ConnectionPage, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutcome {
+    let (own, peer) = (page.side_words(side), page.side_words(1 - side));
     if peer.is_dead()
-        || peer.stage.load(Ordering::Acquire) == stage::TCP_OR_CLOSED
+        || peer.setup_stage.load(Ordering::Acquire) == stage::TCP_OR_CLOSED
             && own.pid.load(Ordering::Acquire) == 0
     {
         return SideClaimOutcome::Stale;
@@ -297,17 +315,17 @@ fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutc
         .compare_exchange(0, nic.pid, Ordering::AcqRel, Ordering::Acquire)
         .is_err()
     {
-        let same = own.cookie.load(Ordering::Acquire) == cookie;
+        let same = own.socket_cookie.load(Ordering::Acquire) == cookie;
         return if same {
             SideClaimOutcome::OtherProcess
         } else {
             SideClaimOutcome::Stale
         };
     }
-    own.cookie.store(cookie, Ordering::Release);
+    own.socket_cookie.store(cookie, Ordering::Release);
     own.process_start_time
         .store(nic.process_start_time, Ordering::Release);
-    own.stage.store(stage::PAGE_FOUND, Ordering::Release);
+    own.setup_stage.store(stage::PAGE_FOUND, Ordering::Release);
     // Another process may have removed the file as stale; the peer would then never find this page.
     if page.path_names_this_page() {
         SideClaimOutcome::Claimed

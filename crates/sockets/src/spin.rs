@@ -15,7 +15,7 @@ static UNSUCCESSFUL_SPINS: AtomicU32 = AtomicU32::new(0);
 
 /// One wait, with the decision whether to spin.
 pub(crate) struct Spin {
-    spins: bool,
+    should_spin: bool,
 }
 
 impl Spin {
@@ -30,7 +30,7 @@ impl Spin {
                 Ordering::Relaxed,
             );
         }
-        Self { spins }
+        Self { should_spin: spins }
     }
 
     /// Spins until `ready` returns true, for at most [`MAX_SPIN`]. Returns the last result of `ready`.
@@ -38,7 +38,7 @@ impl Spin {
         if ready() {
             return true;
         }
-        if !self.spins {
+        if !self.should_spin {
             return false;
         }
         let start = Instant::now();

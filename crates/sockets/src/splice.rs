@@ -7,10 +7,10 @@ use libc::{c_int, c_uint, iovec};
 use crate::conn::Conn;
 use crate::destination::Destination;
 use crate::iovec_cursor::IovecCursor;
+use crate::not_rdma_reason::NotRdmaReason;
 use crate::pipe::{self, OwnPipe};
-use crate::real;
-use crate::reason::NotRdmaReason;
-use crate::stream::ReceiveAttempt;
+use crate::real_libc;
+use crate::receiving::ReceiveAttempt;
 
 /// Bytes of a pipe that are copied at a time.
 const COPY_BYTES: usize = 64 * 1024;
@@ -37,8 +37,8 @@ impl Conn {
             pipe::wait_for_room(pipe, may_wait(pipe, flags))?;
             match self.try_recv(fd, to, 0) {
                 ReceiveAttempt::Bytes(n) => break Ok(n),
-                ReceiveAttempt::End => break Ok(0),
-                ReceiveAttempt::Failed(errno) => break Err(real::fail(errno)),
+                ReceiveAttempt::EndOfStream => break Ok(0),
+                ReceiveAttempt::Failed(errno) => break Err(real_libc::fail(errno)),
                 ReceiveAttempt::Tcp => break by_kernel(),
                 ReceiveAttempt::NoRoomInPipe => {}
                 ReceiveAttempt::Retry => std::thread::yield_now(),
@@ -91,7 +91,7 @@ impl Conn {
                     }
                 }
                 Err(err) if done > 0 => {
-                    real::set_errno(err.raw_os_error().unwrap_or(libc::EIO));
+                    real_libc::set_errno(err.raw_os_error().unwrap_or(libc::EIO));
                     self.keep_send_error();
                     break;
                 }
@@ -115,5 +115,5 @@ impl Conn {
 
 /// Returns true if a call may wait for a pipe.
 fn may_wait(pipe: c_int, flags: c_uint) -> bool {
-    flags & libc::SPLICE_F_NONBLOCK == 0 && !real::is_nonblocking(pipe)
+    flags & libc::SPLICE_F_NONBLOCK == 0 && !real_libc::is_nonblocking(pipe)
 }

@@ -7,7 +7,7 @@ use verbs_abi::{ibv_ah, ibv_ah_attr, ibv_send_wr};
 
 use crate::abi_cell::AbiCell;
 use crate::device::{Port, PortPlace};
-use crate::live;
+use crate::live_handles;
 use crate::multicast::MulticastGroup;
 use crate::path::note_packets_in_use;
 use crate::pd::Pd;
@@ -25,9 +25,9 @@ pub(crate) struct Ah {
     /// The GID of the destination, if there is one.
     pub(crate) dest_gid: Option<[u8; 16]>,
     /// True if packets reach the destination.
-    pub(crate) reached_by_packets: bool,
+    pub(crate) is_reached_by_packets: bool,
     /// The flow of packets to the destination.
-    pub(crate) flow: Option<PacketFlow>,
+    pub(crate) packet_flow: Option<PacketFlow>,
     /// The GRH that receivers see.
     pub(crate) grh: Option<[u8; 40]>,
     /// The multicast group that the handle addresses.
@@ -38,7 +38,7 @@ pub(crate) struct Ah {
     pub(crate) held_pd: Arc<Pd>,
 }
 
-live::object!(Ah, ibv_ah);
+live_handles::object!(Ah, ibv_ah);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -54,7 +54,7 @@ impl Ah {
         let group = if attr.is_global == 0 {
             None
         } else {
-            MulticastGroup::of(attr.grh.dgid.bytes())
+            MulticastGroup::from_gid(attr.grh.dgid.bytes())
         };
         let by_packets = group.is_none() && nic.uses_packets(destination.is_some(), true);
         if by_packets {
@@ -67,8 +67,8 @@ impl Ah {
             held_pd: domain,
             dest_gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
             local_dest_port: destination,
-            reached_by_packets: by_packets,
-            flow: port.packet_flow_to(attr),
+            is_reached_by_packets: by_packets,
+            packet_flow: port.packet_flow_to(attr),
             multicast_group: group,
             completion_path_word: u64::from(port.lid)
                 | u64::from(port.receiver_completion_sl(attr, grh.as_ref())) << 16
@@ -83,7 +83,7 @@ impl Ah {
     /// # Safety
     /// `handle` is null or live.
     pub(crate) unsafe fn from_handle<'a>(handle: *mut ibv_ah) -> Option<&'a Self> {
-        // SAFETY: null or the address of an `Ah`, as `live::hand_out` makes handles (contract).
+        // SAFETY: null or the address of an `Ah`, as `live_handles::make_handle` makes handles (contract).
         unsafe { handle.cast::<Self>().as_ref() }
     }
 
@@ -96,7 +96,7 @@ impl Ah {
             return None;
         }
         // SAFETY: the union's member for a work request of a UD queue pair. A live handle is the address of an `Arc`'s
-        // object (`live::hand_out`), to which the table of handles keeps a reference; this adds one.
+        // object (`live_handles::make_handle`), to which the table of handles keeps a reference; this adds one.
         unsafe {
             let ah = wr.wr.ud.ah.cast::<Self>();
             if ah.is_null() {

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, compiler_fence, fence};
 
-use shm::barrier;
+use shm::membarrier;
 
 /// A biased lock, which costs its most frequent user two plain stores. It is for the queues of the data path, which one
 /// thread posts to and polls.
@@ -25,9 +25,9 @@ pub(crate) struct BiasedLock<T> {
     /// The thread to which the lock is biased plus the number of the bias period, or [`NOBODY`].
     biased_thread: AtomicUsize,
     /// Number of times that the biased thread went in or out, for each bias period: odd while the thread is inside.
-    entries_and_exits: [AtomicU32; MAX_BIAS_PERIODS],
+    entry_exit_counts: [AtomicU32; MAX_BIAS_PERIODS],
     /// The steps of the bias period when [`BiasedLock::try_lock_unless_in_steady_use`] last saw them.
-    entry_exits_at_try_lock: AtomicU32,
+    entry_exit_count_at_last_try_lock: AtomicU32,
     /// True while a thread without the bias holds the lock.
     locked_without_bias: AtomicBool,
     /// Protected by `locked_without_bias`.
@@ -42,9 +42,9 @@ struct BiasState {
     /// Number of times in a row that this thread took the lock.
     acquisitions_in_row: u32,
     /// Number of times in a row after which the lock is biased to that thread.
-    streak_for_bias: u32,
+    streak_needed_for_bias: u32,
     /// Number of bias periods so far.
-    bias_periods: u32,
+    bias_period_count: u32,
     /// True if a visitor (see [`BiasPreservingVisit`]) has revoked the last bias and restores it.
     is_temporarily_revoked: bool,
 }
@@ -52,14 +52,14 @@ struct BiasState {
 impl BiasState {
     /// Returns the value of `biased_thread` while the lock is biased: `last_thread` does not change meanwhile.
     fn current_bias_word(&self) -> usize {
-        self.last_thread + self.bias_periods as usize - 1
+        self.last_thread + self.bias_period_count as usize - 1
     }
 }
 
 const NOBODY: usize = 0;
 
 /// The visiting thread, or [`NOBODY`].
-static VISITING_THREAD: AtomicUsize = AtomicUsize::new(NOBODY);
+static BIAS_PRESERVING_THREAD: AtomicUsize = AtomicUsize::new(NOBODY);
 
 /// A visit that leaves the bias of locks as it was. While this value lives, the thread that began it restores the bias of
 /// each lock that it takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for
@@ -69,14 +69,14 @@ pub(crate) struct BiasPreservingVisit(());
 impl BiasPreservingVisit {
     /// Begins a visit; one thread of the process visits at a time.
     pub(crate) fn begin() -> Self {
-        VISITING_THREAD.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
+        BIAS_PRESERVING_THREAD.store(this_thread_number(), std::sync::atomic::Ordering::Relaxed);
         Self(())
     }
 }
 
 impl Drop for BiasPreservingVisit {
     fn drop(&mut self) {
-        VISITING_THREAD.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
+        BIAS_PRESERVING_THREAD.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
@@ -99,7 +99,7 @@ unsafe impl<T: Send> Send for BiasedLock<T> {}
 /// [`MAX_BIAS_PERIODS`], since it is the address of a structure of pointers.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn this_thread() -> usize {
+fn this_thread_number() -> usize {
     let pointer: usize;
     // SAFETY: reads the first word of the thread control block, which by the ABI is its own address (ELF Handling For
     // Thread-Local Storage, 3.4.6).
@@ -121,14 +121,14 @@ impl<T> BiasedLock<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self {
             biased_thread: AtomicUsize::new(NOBODY),
-            entries_and_exits: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
-            entry_exits_at_try_lock: AtomicU32::new(0),
+            entry_exit_counts: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
+            entry_exit_count_at_last_try_lock: AtomicU32::new(0),
             locked_without_bias: AtomicBool::new(false),
             bias_state: UnsafeCell::new(BiasState {
                 last_thread: NOBODY,
                 acquisitions_in_row: 0,
-                streak_for_bias: INITIAL_BIAS_STREAK,
-                bias_periods: 0,
+                streak_needed_for_bias: INITIAL_BIAS_STREAK,
+                bias_period_count: 0,
                 is_temporarily_revoked: false,
             }),
             value: UnsafeCell::new(value),
@@ -138,7 +138,7 @@ impl<T> BiasedLock<T> {
     /// Waits for the lock.
     #[inline]
     pub(crate) fn lock(&self) -> BiasedGuard<'_, T> {
-        let me = this_thread();
+        let me = this_thread_number();
         match self
             .bias_period_of(me)
             .and_then(|favour| self.try_enter_with_bias(me, favour))
@@ -151,7 +151,7 @@ impl<T> BiasedLock<T> {
     /// Takes the lock if it is biased to the calling thread.
     #[inline(always)]
     pub(crate) fn lock_if_biased_to_this_thread(&self) -> Option<BiasedGuard<'_, T>> {
-        let me = this_thread();
+        let me = this_thread_number();
         self.try_enter_with_bias(me, self.bias_period_of(me)?)
     }
 
@@ -170,7 +170,7 @@ impl<T> BiasedLock<T> {
     #[inline(always)]
     fn try_enter_with_bias(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-        let steps = &self.entries_and_exits[favour];
+        let steps = &self.entry_exit_counts[favour];
         count_entry_or_exit(steps, Relaxed);
         // SYNC POINT B: a thread that revokes the bias passes a barrier on this core too, between its store and its
         // read of `steps`. Either it sees this thread inside, or this thread sees that its bias has ended.
@@ -208,14 +208,14 @@ impl<T> BiasedLock<T> {
     /// Takes the lock if it is free and no thread uses it again and again.
     pub(crate) fn try_lock_unless_in_steady_use(&self) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
-        let me = this_thread();
+        let me = this_thread_number();
         if self.bias_period_of(me).is_some() {
             return Some(self.lock());
         }
         let favoured = self.biased_thread.load(Relaxed);
         if favoured != NOBODY {
-            let steps = self.entries_and_exits[favoured % MAX_BIAS_PERIODS].load(Relaxed);
-            if self.entry_exits_at_try_lock.swap(steps, Relaxed) != steps {
+            let steps = self.entry_exit_counts[favoured % MAX_BIAS_PERIODS].load(Relaxed);
+            if self.entry_exit_count_at_last_try_lock.swap(steps, Relaxed) != steps {
                 // The biased thread has been here since the last try, and will come again.
                 return None;
             }
@@ -254,17 +254,17 @@ impl<T> BiasedLock<T> {
             // comes in without `locked_without_bias`.
             return;
         }
-        let visits = VISITING_THREAD.load(Relaxed) == me;
+        let visits = BIAS_PRESERVING_THREAD.load(Relaxed) == me;
         if favoured != NOBODY {
             self.biased_thread.store(NOBODY, Relaxed);
             // SYNC POINT B
-            if !barrier::membarrier_own_threads() {
+            if !membarrier::membarrier_own_threads() {
                 // The barrier worked when the bias began. Without it, this thread cannot tell whether the biased thread
                 // is about to come in. To continue would let two threads in.
                 std::process::abort();
             }
             let mut spins = 0u32;
-            let steps = &self.entries_and_exits[favoured % MAX_BIAS_PERIODS];
+            let steps = &self.entry_exit_counts[favoured % MAX_BIAS_PERIODS];
             while !steps.load(Relaxed).is_multiple_of(2) {
                 spin_or_yield(&mut spins);
             }
@@ -274,7 +274,7 @@ impl<T> BiasedLock<T> {
                 habit.is_temporarily_revoked = true;
                 return;
             }
-            habit.streak_for_bias = (habit.streak_for_bias * 2).min(MAX_BIAS_STREAK);
+            habit.streak_needed_for_bias = (habit.streak_needed_for_bias * 2).min(MAX_BIAS_STREAK);
             habit.acquisitions_in_row = 0;
         }
         if visits {
@@ -285,14 +285,14 @@ impl<T> BiasedLock<T> {
             return;
         }
         habit.acquisitions_in_row = habit.acquisitions_in_row.saturating_add(1);
-        if habit.acquisitions_in_row >= habit.streak_for_bias
-            && (habit.bias_periods as usize) < MAX_BIAS_PERIODS
+        if habit.acquisitions_in_row >= habit.streak_needed_for_bias
+            && (habit.bias_period_count as usize) < MAX_BIAS_PERIODS
             && cfg!(target_arch = "x86_64")
-            && barrier::is_private_barrier_available()
+            && membarrier::is_private_barrier_available()
         {
             // The biased thread finds the bias when it takes the lock next; other threads take `locked_without_bias`
             // first and see the bias then.
-            habit.bias_periods += 1;
+            habit.bias_period_count += 1;
             self.biased_thread.store(habit.current_bias_word(), Relaxed);
         }
     }
@@ -373,7 +373,7 @@ mod tests {
         for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        let leans = cfg!(target_arch = "x86_64") && barrier::is_private_barrier_available();
+        let leans = cfg!(target_arch = "x86_64") && membarrier::is_private_barrier_available();
         assert_eq!(lock.lock().own_entry_exit_count.is_some(), leans);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -462,9 +462,11 @@ mod tests {
         for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        let me = this_thread();
+        let me = this_thread_number();
         let Some(favour) = lock.bias_period_of(me) else {
-            assert!(cfg!(not(target_arch = "x86_64")) || !barrier::is_private_barrier_available());
+            assert!(
+                cfg!(not(target_arch = "x86_64")) || !membarrier::is_private_barrier_available()
+            );
             return;
         };
         // This thread has seen that the lock is biased to it, and stops here.
@@ -499,7 +501,7 @@ mod tests {
     #[test]
     fn after_its_last_favour_it_is_an_ordinary_lock() {
         let lock = BiasedLock::new(Pair::default());
-        let leans = cfg!(target_arch = "x86_64") && barrier::is_private_barrier_available();
+        let leans = cfg!(target_arch = "x86_64") && membarrier::is_private_barrier_available();
         let (lock, over) = (&lock, &AtomicBool::new(false));
         std::thread::scope(|scope| {
             for turn in 0..=MAX_BIAS_PERIODS {

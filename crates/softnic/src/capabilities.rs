@@ -9,7 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use nic_core::qp_state::QpType;
-use nic_core::verbs::is_opcode_allowed;
+use nic_core::transport_opcodes::is_opcode_allowed;
 use verbs_abi::*;
 
 use crate::device::{
@@ -81,7 +81,7 @@ impl<const N: usize> BitNames<N> {
     }
 }
 
-const QUEUE_PAIR_TYPES: BitNames<5> = BitNames(["rc", "uc", "ud", "xrc", "raw"]);
+const QUEUE_PAIR_TYPE_NAMES: BitNames<5> = BitNames(["rc", "uc", "ud", "xrc", "raw"]);
 
 /// An optional part of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,11 +103,11 @@ pub(crate) enum OptionalFeature {
     /// Immediate data.
     Immediate,
     /// RDMA flush and atomic write.
-    Flush,
+    FlushAndAtomicWrite,
 }
 
 /// The names of the features, in the order of [`OptionalFeature`].
-const FEATURES: BitNames<9> = BitNames([
+const FEATURE_NAMES: BitNames<9> = BitNames([
     "srq",
     "mw",
     "atomics",
@@ -188,9 +188,9 @@ limits! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCapabilities {
     pub(crate) transport: Transport,
-    /// Bits of [`QUEUE_PAIR_TYPES`].
+    /// Bits of [`QUEUE_PAIR_TYPE_NAMES`].
     queue_pair_types: u32,
-    /// Bits of [`FEATURES`].
+    /// Bits of [`FEATURE_NAMES`].
     features: u32,
     pub(crate) limits: Limits,
 }
@@ -247,12 +247,12 @@ impl FromStr for DeviceCapabilities {
                     all.transport = found.ok_or_else(one_of)?.1;
                 }
                 "queue_pairs" => {
-                    let set = QUEUE_PAIR_TYPES.parse(value);
-                    all.queue_pair_types = set.ok_or_else(|| some_of(&QUEUE_PAIR_TYPES.0))?;
+                    let set = QUEUE_PAIR_TYPE_NAMES.parse(value);
+                    all.queue_pair_types = set.ok_or_else(|| some_of(&QUEUE_PAIR_TYPE_NAMES.0))?;
                 }
                 "features" => {
-                    let set = FEATURES.parse(value);
-                    all.features = set.ok_or_else(|| some_of(&FEATURES.0))?;
+                    let set = FEATURE_NAMES.parse(value);
+                    all.features = set.ok_or_else(|| some_of(&FEATURE_NAMES.0))?;
                 }
                 _ => {
                     let limit = all.limits.by_name(name).ok_or_else(unknown)?;
@@ -275,8 +275,8 @@ impl fmt::Display for DeviceCapabilities {
             .iter()
             .find(of)
             .map_or("", |(name, _)| name);
-        let queue_pairs = QUEUE_PAIR_TYPES.format_list(self.queue_pair_types);
-        let features = FEATURES.format_list(self.features);
+        let queue_pairs = QUEUE_PAIR_TYPE_NAMES.format_list(self.queue_pair_types);
+        let features = FEATURE_NAMES.format_list(self.features);
         write!(
             f,
             "transport={transport};queue_pairs={queue_pairs};features={features}"
@@ -301,13 +301,15 @@ impl DeviceCapabilities {
         })
     }
 
-    pub(crate) fn has(&self, feature: OptionalFeature) -> bool {
+    pub(crate) fn has_feature(&self, feature: OptionalFeature) -> bool {
         self.features >> feature as u32 & 1 != 0
     }
 
     /// Fails with `EOPNOTSUPP` if the device lacks the feature.
-    pub(crate) fn require(&self, feature: OptionalFeature) -> Result<(), c_int> {
-        self.has(feature).then_some(()).ok_or(libc::EOPNOTSUPP)
+    pub(crate) fn require_feature(&self, feature: OptionalFeature) -> Result<(), c_int> {
+        self.has_feature(feature)
+            .then_some(())
+            .ok_or(libc::EOPNOTSUPP)
     }
 
     pub(crate) fn supports_qp_type(&self, qp_type: QpType) -> bool {
@@ -325,13 +327,15 @@ impl DeviceCapabilities {
     pub(crate) fn accepted_wr_opcodes(&self, service: QpType) -> u32 {
         let lacking = |opcode| match opcode {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                !self.has(OptionalFeature::Atomics)
+                !self.has_feature(OptionalFeature::Atomics)
             }
-            IBV_WR_ATOMIC_WRITE | IBV_WR_FLUSH => !self.has(OptionalFeature::Flush),
+            IBV_WR_ATOMIC_WRITE | IBV_WR_FLUSH => {
+                !self.has_feature(OptionalFeature::FlushAndAtomicWrite)
+            }
             IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => {
-                !self.has(OptionalFeature::Immediate)
+                !self.has_feature(OptionalFeature::Immediate)
             }
-            IBV_WR_BIND_MW => !self.has(OptionalFeature::MemoryWindows),
+            IBV_WR_BIND_MW => !self.has_feature(OptionalFeature::MemoryWindows),
             _ => false,
         };
         (0..u32::BITS)
@@ -341,12 +345,18 @@ impl DeviceCapabilities {
 
     /// Returns the operations of `ibv_wr_post(3)` (`IBV_QP_EX_WITH_…`) that the device lacks.
     pub(crate) fn unsupported_qp_ex_send_ops(&self) -> u64 {
-        let of = |feature, operations| if self.has(feature) { 0 } else { operations };
+        let of = |feature, operations| {
+            if self.has_feature(feature) {
+                0
+            } else {
+                operations
+            }
+        };
         of(
             OptionalFeature::Atomics,
             IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
         ) | of(
-            OptionalFeature::Flush,
+            OptionalFeature::FlushAndAtomicWrite,
             IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH,
         ) | of(
             OptionalFeature::Immediate,

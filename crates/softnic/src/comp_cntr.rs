@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 use verbs_abi::*;
 
 use crate::abi_cell::AbiCell;
-use crate::live;
+use crate::live_handles;
 
 /// Largest number of counters in a process.
 pub(crate) const MAX_COUNTERS: u32 = 65_536;
@@ -28,14 +28,14 @@ static EXISTING_COUNTER_COUNT: AtomicU32 = AtomicU32::new(0);
 pub(crate) struct CompCntr {
     abi: AbiCell<ibv_comp_cntr>,
     /// Number of work requests that succeeded.
-    pub(crate) succeeded_wrs: AtomicU64,
+    pub(crate) succeeded_wr_count: AtomicU64,
     /// Number of work requests that failed.
-    pub(crate) failed_wrs: AtomicU64,
+    pub(crate) failed_wr_count: AtomicU64,
     /// Number of calls that attached the counter to a queue pair.
     pub(crate) attach_count: AtomicUsize,
 }
 
-live::object!(CompCntr, ibv_comp_cntr);
+live_handles::object!(CompCntr, ibv_comp_cntr);
 
 impl CompCntr {
     /// Makes a counter. `None` if there are [`MAX_COUNTERS`] already.
@@ -51,8 +51,8 @@ impl CompCntr {
                 comp_count_max_value: u64::MAX,
                 err_count_max_value: u64::MAX,
             }),
-            succeeded_wrs: AtomicU64::new(0),
-            failed_wrs: AtomicU64::new(0),
+            succeeded_wr_count: AtomicU64::new(0),
+            failed_wr_count: AtomicU64::new(0),
             attach_count: AtomicUsize::new(0),
         })
     }
@@ -91,7 +91,7 @@ pub(crate) fn is_counting() -> bool {
 ///
 /// # Errors
 /// `EBUSY` where another counter has one of the operations.
-pub(crate) fn attach(
+pub(crate) fn attach_counter(
     qpn: u32,
     qp: Weak<dyn CountedQp>,
     counter: &Arc<CompCntr>,
@@ -157,9 +157,9 @@ pub(crate) fn count_new_completions(completions: &[ibv_wc]) {
         let op = attach_op_of_opcode(wc.opcode);
         for (_, counter) in of_qp.counters.iter().filter(|(ops, _)| ops & op != 0) {
             let count = if wc.status == IBV_WC_SUCCESS {
-                &counter.succeeded_wrs
+                &counter.succeeded_wr_count
             } else {
-                &counter.failed_wrs
+                &counter.failed_wr_count
             };
             count.fetch_add(1, Ordering::Release);
         }

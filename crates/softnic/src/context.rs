@@ -12,7 +12,7 @@ use verbs_abi::{
 use crate::abi_cell::AbiCell;
 use crate::device::Device;
 use crate::event::EventQueue;
-use crate::listed::ListedObject;
+use crate::listed_object::ListedObject;
 use crate::nic::Nic;
 use crate::why;
 use shm::fabric::Peer;
@@ -33,7 +33,7 @@ pub(crate) struct Context {
     pub(crate) imported_from: Option<Arc<Peer>>,
     events: EventQueue<AsyncEvent>,
     /// The context on lists of the fabric's objects, until it is closed.
-    listed: ListedObject,
+    listed_object: ListedObject,
 }
 
 /// An asynchronous event, with the handle of the object that it concerns.
@@ -57,7 +57,7 @@ impl Context {
             device,
             imported_from: home,
             events,
-            listed: ListedObject::context(nic, device.number),
+            listed_object: ListedObject::list_context(nic, device.number),
         })
     }
 
@@ -71,7 +71,7 @@ impl Context {
 
     /// Closes the descriptor of the context's events, and takes the context off the lists.
     pub(crate) fn close_events_and_unlist(&self) {
-        self.listed.remove();
+        self.listed_object.remove();
         self.events.close();
     }
 
@@ -83,28 +83,28 @@ impl Context {
         self.events.next(|e| count(&e.0)).map(|e| e.0)
     }
 
-    pub(crate) fn raise_qp(&self, event: ibv_event_type, qp: *mut ibv_qp) {
+    pub(crate) fn raise_qp_event(&self, event: ibv_event_type, qp: *mut ibv_qp) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         e.element.qp = qp;
         self.events.push(AsyncEvent(e));
     }
 
-    pub(crate) fn raise_cq(&self, event: ibv_event_type, cq: *mut ibv_cq) {
+    pub(crate) fn raise_cq_event(&self, event: ibv_event_type, cq: *mut ibv_cq) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         e.element.cq = cq;
         self.events.push(AsyncEvent(e));
     }
 
-    pub(crate) fn raise_srq(&self, event: ibv_event_type, srq: *mut ibv_srq) {
+    pub(crate) fn raise_srq_event(&self, event: ibv_event_type, srq: *mut ibv_srq) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         e.element.srq = srq;
         self.events.push(AsyncEvent(e));
     }
 
-    pub(crate) fn raise_wq(&self, event: ibv_event_type, wq: *mut ibv_wq) {
+    pub(crate) fn raise_wq_event(&self, event: ibv_event_type, wq: *mut ibv_wq) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         e.element.wq = wq;
@@ -119,12 +119,12 @@ impl Context {
     }
 
     /// Raises the event for a device that is gone.
-    pub(crate) fn raise_fatal(&self) {
-        self.raise_for_each_port(IBV_EVENT_DEVICE_FATAL);
+    pub(crate) fn raise_device_fatal_event(&self) {
+        self.raise_event_for_each_port(IBV_EVENT_DEVICE_FATAL);
     }
 
     /// Raises the event once for each port; `IBV_EVENT_DEVICE_FATAL` is raised once for the whole device.
-    pub(crate) fn raise_for_each_port(&self, event: ibv_event_type) {
+    pub(crate) fn raise_event_for_each_port(&self, event: ibv_event_type) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         if event == IBV_EVENT_DEVICE_FATAL {
@@ -154,7 +154,7 @@ impl Context {
 
     /// Drops the events of an object that is being destroyed.
     pub(crate) fn discard_events_of_object(&self, of: *mut ibv_device) {
-        self.events.discard(|e| {
+        self.events.discard_matching(|e| {
             // SAFETY: all members of the union are pointers or smaller; only the address is compared.
             unsafe { e.0.element.qp.cast::<ibv_device>() == of }
         });

@@ -4,14 +4,14 @@
 //! completion queue is for completions that the engine made while the program slept.
 
 mod arming;
+mod attached_qps;
 mod buffer;
 mod channel;
+mod delayed_completions;
 mod extended_poll_state;
-mod gather;
-mod late;
-mod members;
+mod gather_completions;
+mod idle_throttle;
 mod overrun;
-mod rest;
 mod sink;
 
 use std::cell::UnsafeCell;
@@ -28,7 +28,7 @@ use crate::comp_cntr;
 use crate::context::Context;
 use crate::event::UnacknowledgedEvents;
 use crate::faults;
-use crate::live;
+use crate::live_handles;
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::RecvSide;
@@ -71,9 +71,9 @@ pub(crate) enum EngineCheckReason {
 
 /// The state that the lock of a completion queue protects.
 pub(crate) struct CqState {
-    buffer: VecDeque<ibv_wc>,
+    buffered_completions: VecDeque<ibv_wc>,
     /// Completions that a fault plan delays.
-    delayed_completions: late::LateCompletions,
+    delayed_completions: delayed_completions::DelayedCompletions,
     recv_sides: Vec<RecvSide>,
     sending_qps: Vec<Arc<Qp>>,
     /// Index of the queue pair near the front that is polled first.
@@ -95,7 +95,7 @@ pub(crate) struct CqState {
     /// Value of `pass_count` when the queue was armed last.
     armed_at_pass: u32,
     /// Completions added since the last arming that no event has reported.
-    unreported_completions: usize,
+    unreported_completion_count: usize,
     /// True if one of them was solicited or in error.
     unreported_has_solicited_or_error: bool,
     /// Time since which moderation has held an event back.
@@ -110,7 +110,7 @@ pub(crate) struct Cq {
     /// The program's structure; it starts with the fields of an `ibv_cq`.
     abi: UnsafeCell<ibv_cq_ex>,
     /// State of the extended poll API, if the queue was made by `ibv_create_cq_ex`.
-    pub(crate) polling: Option<ExtendedPollState>,
+    pub(crate) extended_poll_state: Option<ExtendedPollState>,
     pub(crate) nic: &'static Nic,
     pub(crate) index: usize,
     /// Number of completions that the queue keeps for a program that does not poll.
@@ -127,7 +127,7 @@ pub(crate) struct Cq {
     /// The same count for asynchronous events.
     pub(crate) unacknowledged_async_events: UnacknowledgedEvents,
     pub(crate) context: &'static Context,
-    overrun: OverrunState,
+    overrun_state: OverrunState,
 }
 
 // SAFETY: `abi` is written before the handle is given out. Later, the polling thread writes its status and `wr_id`, and
@@ -136,7 +136,7 @@ unsafe impl Sync for Cq {}
 // SAFETY: as above; the raw pointers in `abi` are not dereferenced here.
 unsafe impl Send for Cq {}
 
-live::object!(Cq, ibv_cq);
+live_handles::object!(Cq, ibv_cq);
 
 impl Cq {
     pub(crate) fn new(
@@ -153,7 +153,7 @@ impl Cq {
             shared.armed_word.store(ARMED_NO, Ordering::Relaxed);
             let channel = channel.as_ref().map_or(0, |channel| channel.fifo_number());
             shared.channel_number.store(channel, Ordering::Relaxed);
-            shared.lost_tokens.store(0, Ordering::Relaxed);
+            shared.lost_token_count.store(0, Ordering::Relaxed);
             shared.use_count.store(0, Ordering::Relaxed);
             let device = context.device.number.into();
             shared.device.store(device, Ordering::Relaxed);
@@ -162,15 +162,15 @@ impl Cq {
         }
         Self {
             abi: UnsafeCell::new(abi),
-            polling,
+            extended_poll_state: polling,
             nic,
             index,
             depth: AtomicUsize::new(depth),
             packed_moderation_count_and_period: AtomicU32::new(0),
             channel,
             state: BiasedLock::new(CqState {
-                buffer: VecDeque::new(),
-                delayed_completions: late::LateCompletions::default(),
+                buffered_completions: VecDeque::new(),
+                delayed_completions: delayed_completions::DelayedCompletions::default(),
                 recv_sides: Vec::new(),
                 sending_qps: Vec::new(),
                 front_receiver_polled_first: 0,
@@ -184,17 +184,17 @@ impl Cq {
                 idle_since_ns: None,
                 armed_for: ARMED_NO,
                 armed_at_pass: 0,
-                unreported_completions: 0,
+                unreported_completion_count: 0,
                 unreported_has_solicited_or_error: false,
                 event_held_by_moderation_since_ns: None,
                 overfull_engine_ticks: 0,
             }),
-            throttle_at_idle_polls: AtomicU32::new(rest::IDLE_POLLS_UNTIL_THROTTLE),
+            throttle_at_idle_polls: AtomicU32::new(idle_throttle::IDLE_POLLS_UNTIL_THROTTLE),
             qp_use_count: AtomicUsize::new(0),
             unacknowledged_comp_events: UnacknowledgedEvents::default(),
             unacknowledged_async_events: UnacknowledgedEvents::default(),
             context,
-            overrun: OverrunState::new(ignored),
+            overrun_state: OverrunState::new(ignored),
         }
     }
 
@@ -213,22 +213,26 @@ impl Cq {
     pub(crate) fn add_users(&self, users: u32) {
         self.qp_use_count
             .fetch_add(users as usize, Ordering::Relaxed);
-        self.shared().use_count.fetch_add(users, Ordering::Relaxed);
+        self.shared_state()
+            .use_count
+            .fetch_add(users, Ordering::Relaxed);
     }
 
     /// Ends the count of an object that [entered](Self::add_users).
     pub(crate) fn remove_user(&self) {
         self.qp_use_count.fetch_sub(1, Ordering::Relaxed);
-        self.shared().use_count.fetch_sub(1, Ordering::Relaxed);
+        self.shared_state()
+            .use_count
+            .fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Hides the queue, which the program destroys, from those who list the fabric's objects.
     pub(crate) fn hide_from_listing(&self) {
-        self.shared().cqe.store(0, Ordering::Relaxed);
+        self.shared_state().cqe.store(0, Ordering::Relaxed);
     }
 
     #[inline]
-    fn shared(&self) -> &'static CqShared {
+    fn shared_state(&self) -> &'static CqShared {
         match self.nic.this_process().segment.cq(self.index) {
             Some(shared) => shared,
             None => unreachable!("a completion queue has an index below MAX_CQS"),
@@ -238,7 +242,7 @@ impl Cq {
     /// Returns the word in which peers find, after publishing, whether the queue is armed.
     #[inline]
     fn armed_word(&self) -> ArmedWord<'static> {
-        ArmedWord(&self.shared().armed_word)
+        ArmedWord(&self.shared_state().armed_word)
     }
 
     /// Executes `ibv_poll_cq`: fills `out` from its start and returns the number of completions.
@@ -251,7 +255,7 @@ impl Cq {
         }
         let mut state = self.state.lock();
         let mut sink = WcSink::new(out);
-        if !state.buffer.is_empty() {
+        if !state.buffered_completions.is_empty() {
             state.overfull_engine_ticks = 0;
             state.take_from_buffer(&mut sink);
             sink.has_solicited_or_error = false;
@@ -289,7 +293,7 @@ impl Cq {
                 self.throttle_idle_poller();
             }
         } else {
-            rest::reset_fruitless_polls();
+            idle_throttle::reset_fruitless_polls();
             state.empty_polls_in_row = 0;
             state.empty_polls_until_peer_wakeup = EMPTY_POLLS_UNTIL_PEER_WAKEUP;
             state.idle_since_ns = None;
@@ -312,7 +316,7 @@ impl Cq {
     #[cold]
     fn throttle_idle_poller(&self) {
         self.throttle_at_idle_polls.store(
-            rest::throttle_idle_poller_and_get_polls_until_next(self.index),
+            idle_throttle::throttle_idle_poller_and_get_polls_until_next(self.index),
             Ordering::Relaxed,
         );
     }
@@ -365,13 +369,13 @@ impl Cq {
         // Completions are made on demand, so make as many as decide the question.
         while state.fill_completion_buffer(cqe as usize + 1).0 > 0 {}
         self.report_event_outside_engine(&mut state);
-        if state.buffer.len() > cqe as usize {
+        if state.buffered_completions.len() > cqe as usize {
             return Err(libc::EINVAL);
         }
         self.depth.store(cqe as usize, Ordering::Relaxed);
         state.overfull_engine_ticks = 0;
         self.recheck_overrun_watch();
-        self.shared().cqe.store(cqe, Ordering::Relaxed);
+        self.shared_state().cqe.store(cqe, Ordering::Relaxed);
         let cqe = i32::try_from(cqe).map_err(|_| libc::EINVAL)?;
         // SAFETY: an aligned `int` that the program reads without synchronisation, as with the C library.
         unsafe { (&raw mut (*self.abi.get()).cqe).write_volatile(cqe) };
@@ -387,7 +391,7 @@ impl Cq {
 impl CqState {
     /// Drops the completions of a queue pair.
     fn drop_completions_of_qp(&mut self, qpn: u32) {
-        self.buffer.retain(|wc| wc.qp_num != qpn);
+        self.buffered_completions.retain(|wc| wc.qp_num != qpn);
         self.delayed_completions.drop_completions_of_qp(qpn);
     }
 }

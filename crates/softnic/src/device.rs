@@ -6,19 +6,19 @@
 //! (RoCEv2).
 
 mod attr;
-mod counts;
+mod device_and_port_counts;
 mod grh;
 mod guid;
 mod interfaces;
 mod limits;
 mod link_layer;
+mod packet_addresses;
 mod port;
 mod ports;
-mod route;
 
 pub(crate) use attr::{device_attr, device_attr_ex};
-pub(crate) use counts::PortPlace;
-pub use counts::{
+pub(crate) use device_and_port_counts::PortPlace;
+pub use device_and_port_counts::{
     BadCount, DEVICE_COUNT_VAR, DeviceAndPortCounts, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR,
 };
 pub(crate) use grh::{set_grh_length, ud_packet_bytes_from_bth_to_icrc};
@@ -26,9 +26,9 @@ pub(crate) use interfaces::{configured_address_list, first_port_interface};
 pub(crate) use limits::*;
 pub(crate) use link_layer::LINK_LAYER_VAR;
 pub(crate) use link_layer::{LinkLayer, PortError};
+pub(crate) use packet_addresses::gids_of;
 pub(crate) use port::{Port, init_ah_from_wc};
 pub(crate) use ports::{Device, devices_from_env};
-pub(crate) use route::gids_of;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use verbs_abi::{IBV_DM_MASK_HANDLE, ibv_dm};
 
 use crate::abi_cell::AbiCell;
 use crate::imports::{MaybeShared, SharedObject};
-use crate::live;
+use crate::live_handles;
 
 /// Device memory; the program's handle points to its first field.
 #[repr(C)]
@@ -18,7 +18,7 @@ pub(crate) struct Dm {
     pub(crate) shared_object: SharedObject,
 }
 
-live::object!(Dm, ibv_dm);
+live_handles::object!(Dm, ibv_dm);
 
 impl MaybeShared for Dm {
     fn shared_object(&self) -> Option<&SharedObject> {
@@ -39,14 +39,14 @@ impl Dm {
         }
     }
 
-    /// Counts a memory region that is made of the device memory, and [leaves](Self::uncount_region) it at its end.
-    pub(crate) fn count_region(&self) {
+    /// Counts a memory region that is made of the device memory, and [leaves](Self::remove_region_use) it at its end.
+    pub(crate) fn add_region_use(&self) {
         if let Some(uses) = self.shared_object.derived_object_count() {
             uses.fetch_add(1, Ordering::Release);
         }
     }
 
-    pub(crate) fn uncount_region(&self) {
+    pub(crate) fn remove_region_use(&self) {
         if let Some(uses) = self.shared_object.derived_object_count() {
             uses.fetch_sub(1, Ordering::Release);
         }

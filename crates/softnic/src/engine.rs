@@ -20,8 +20,8 @@ use crate::cq::EngineCheckReason;
 use crate::nic::Nic;
 use crate::registry;
 use crate::xrc;
-use shm::barrier;
 use shm::fabric::Peer;
+use shm::membarrier;
 
 /// Interval of the engine's checks while a deadline runs.
 const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
@@ -51,7 +51,7 @@ const TICKS_UNTIL_SLEEP: u32 = 16;
 pub(crate) fn start_engine_thread() -> io::Result<Sender<&'static Nic>> {
     // A process with several threads waits here for a grace period of RCU, up to half a second on a busy host. Later it
     // would be the engine that waits, while peers wait for its answers.
-    barrier::is_private_barrier_available();
+    membarrier::is_private_barrier_available();
     let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
         .stack_size(256 << 10);
@@ -59,7 +59,7 @@ pub(crate) fn start_engine_thread() -> io::Result<Sender<&'static Nic>> {
     let started = without_signals(|| {
         builder.spawn(move || {
             if let Ok(nic) = receiver.recv() {
-                run(nic);
+                run_engine(nic);
             }
         })
     });
@@ -68,11 +68,11 @@ pub(crate) fn start_engine_thread() -> io::Result<Sender<&'static Nic>> {
 
 /// Runs `f` with all signals blocked, so that threads started in it leave signals to the program's own threads.
 pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
-    let _blocked = BlockedSignals::all();
+    let _blocked = BlockedSignals::block_all();
     f()
 }
 
-fn run(nic: &'static Nic) {
+fn run_engine(nic: &'static Nic) {
     shm::mem::declare_this_thread_the_engine();
     let mut idle_ticks = 0;
     let mut polls_seen = 0;
@@ -85,13 +85,13 @@ fn run(nic: &'static Nic) {
         let polls = nic.packet_path.program_check_count();
         let program_polls = std::mem::replace(&mut polls_seen, polls) != polls;
         let packets = nic.packet_path.readiness_fd().filter(|_| !program_polls);
-        let mut fds = vec![PollFd::new(nic.this_process().wake_fd(), PollFlags::IN)];
+        let mut fds = vec![PollFd::new(nic.this_process().wake_fifo(), PollFlags::IN)];
         let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
         fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
         fds.extend(packets.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let ticks = nic.engine_ticks_on.load(Ordering::Relaxed);
+        let ticks = nic.is_engine_ticking.load(Ordering::Relaxed);
         let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
-        let timeout = if program_polls || registry::of(nic).has_owed_answers() {
+        let timeout = if program_polls || registry::objects_of_nic(nic).has_owed_answers() {
             // A program that polls no more may have left acknowledgements.
             Some(tick)
         } else if ticks {
@@ -105,7 +105,7 @@ fn run(nic: &'static Nic) {
             .into_iter()
             .chain(nic.packet_path.publish_counters_if_due())
             .min();
-        match poll(&mut fds, timeout.map(timespec).as_ref()) {
+        match poll(&mut fds, timeout.map(to_timespec).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
                 tracing::error!("the engine cannot wait: {e}");
@@ -152,7 +152,7 @@ fn run(nic: &'static Nic) {
             nic.peer_mappings
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
-        registry::of(nic).raise_fatal_for_imported();
+        registry::objects_of_nic(nic).raise_device_fatal_for_imported_contexts();
         if program_polls {
             // An engine that is held up while it delivers packets would hold up the polls.
             nic.process_arrived_connection_notices();
@@ -161,26 +161,26 @@ fn run(nic: &'static Nic) {
         }
         let waiting = check_cqs(nic, look);
         for slot in died {
-            for cq in registry::of(nic).all_cqs() {
+            for cq in registry::objects_of_nic(nic).all_cqs() {
                 cq.write_tokens_owed_by(slot);
             }
         }
         if waiting {
             idle_ticks = 0;
-            nic.engine_ticks_on.store(true, Ordering::Relaxed);
-        } else if nic.engine_ticks_on.load(Ordering::Relaxed) {
+            nic.is_engine_ticking.store(true, Ordering::Relaxed);
+        } else if nic.is_engine_ticking.load(Ordering::Relaxed) {
             idle_ticks += 1;
             if idle_ticks >= TICKS_UNTIL_SLEEP {
-                nic.engine_ticks_on.store(false, Ordering::Relaxed);
+                nic.is_engine_ticking.store(false, Ordering::Relaxed);
                 // SYNC POINT T: a thread may have held back a WR and not called because of the ticks. It did so before
                 // this point, so the WR is found now. A thread that does so later calls the engine.
-                barrier::membarrier_all_processes();
-                nic.engine_ticks_on
+                membarrier::membarrier_all_processes();
+                nic.is_engine_ticking
                     .store(check_cqs(nic, EngineCheckReason::Called), Ordering::Relaxed);
                 idle_ticks = 0;
             }
         }
-        nic.free_retired();
+        nic.free_retired_rings();
     }
 }
 
@@ -203,7 +203,7 @@ fn process_arrivals_until_idle(nic: &'static Nic) {
     }
 }
 
-fn timespec(time: Duration) -> Timespec {
+fn to_timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: time.as_secs().cast_signed(),
         tv_nsec: time.subsec_nanos().into(),
@@ -215,16 +215,16 @@ fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
     // The engine may not be needed now. The visit lets the program's locks keep their bias.
     let _visit = (look == EngineCheckReason::OverrunWatch).then(BiasPreservingVisit::begin);
     let mut waiting = false;
-    for cq in registry::of(nic).all_cqs() {
+    for cq in registry::objects_of_nic(nic).all_cqs() {
         if look != EngineCheckReason::OverrunWatch || cq.is_watched_for_overrun() {
             waiting |= cq.make_engine_progress(look);
         }
     }
     if xrc::is_xrc_in_use() {
-        waiting |= xrc::deliver_for_engine(nic);
+        waiting |= xrc::deliver_in_all_domains_for_engine(nic);
     }
-    waiting |= registry::of(nic).process_postponed_notices(nic);
-    waiting |= nic.packet_path.flush_held_back();
+    waiting |= registry::objects_of_nic(nic).process_postponed_notices(nic);
+    waiting |= nic.packet_path.send_held_back();
     waiting |= nic.packet_path.has_late_packets();
     let fabric = || crate::nic::fabric_dir().ok();
     waiting |= nic.packet_path.gsi.retry_waiting(fabric);
@@ -237,7 +237,7 @@ struct BlockedSignals(libc::sigset_t);
 
 #[allow(unsafe_code)]
 impl BlockedSignals {
-    fn all() -> Self {
+    fn block_all() -> Self {
         // SAFETY: signal sets are plain data that the calls fill.
         unsafe {
             let mut all: libc::sigset_t = std::mem::zeroed();

@@ -79,7 +79,7 @@ impl<T> EventQueue<T> {
     }
 
     /// Removes the values for which `gone` returns true.
-    pub(crate) fn discard(&self, gone: impl Fn(&T) -> bool) {
+    pub(crate) fn discard_matching(&self, gone: impl Fn(&T) -> bool) {
         let mut state = lock(&self.0);
         let before = state.queue.len();
         state.queue.retain(|v| !gone(v));
@@ -111,7 +111,7 @@ fn take_eventfd_counts(fd: &OwnedFd, values: usize) {
 #[derive(Default)]
 pub(crate) struct UnacknowledgedEvents {
     counts: Mutex<EventCounts>,
-    all_acknowledged: Condvar,
+    all_acknowledged_condvar: Condvar,
 }
 
 #[derive(Default)]
@@ -119,7 +119,7 @@ struct EventCounts {
     unacknowledged_events: u64,
     /// Number of threads that wait until all events are acknowledged. A notification without waiters would also be a
     /// system call.
-    waiters: u32,
+    waiter_count: u32,
 }
 
 impl UnacknowledgedEvents {
@@ -130,22 +130,22 @@ impl UnacknowledgedEvents {
     pub(crate) fn acknowledge(&self, n: u64) {
         let mut counts = lock(&self.counts);
         counts.unacknowledged_events = counts.unacknowledged_events.saturating_sub(n);
-        if counts.unacknowledged_events == 0 && counts.waiters > 0 {
-            self.all_acknowledged.notify_all();
+        if counts.unacknowledged_events == 0 && counts.waiter_count > 0 {
+            self.all_acknowledged_condvar.notify_all();
         }
     }
 
     /// Waits until every event that was got has been acknowledged (`ibv_destroy_cq(3)`).
     pub(crate) fn wait_until_all_acknowledged(&self) {
         let mut counts = lock(&self.counts);
-        counts.waiters += 1;
+        counts.waiter_count += 1;
         while counts.unacknowledged_events > 0 {
             counts = self
-                .all_acknowledged
+                .all_acknowledged_condvar
                 .wait(counts)
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
-        counts.waiters -= 1;
+        counts.waiter_count -= 1;
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
         for i in 0..4 {
             q.push(i);
         }
-        q.discard(|&i| i == 1);
+        q.discard_matching(|&i| i == 1);
         assert_eq!(q.next(|_| ()).unwrap(), 0);
         assert_eq!(q.next(|_| ()).unwrap(), 2);
         assert_eq!(q.next(|_| ()).unwrap(), 3);

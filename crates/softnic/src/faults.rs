@@ -36,11 +36,11 @@ static ACTIVE_FAULT_PLAN: LazyLock<Result<Option<ActiveFaultPlan>, BadFaults>> =
     LazyLock::new(ActiveFaultPlan::from_env);
 
 /// The function that is called for each strike.
-static OBSERVER: OnceLock<fn(&str)> = OnceLock::new();
+static FAULT_OBSERVER: OnceLock<fn(&str)> = OnceLock::new();
 
 /// Registers a function that is called for each fault when it strikes. Only the first registration of a process counts.
-pub fn observe_faults(observer: fn(&str)) {
-    let _ = OBSERVER.set(observer);
+pub fn register_fault_observer(observer: fn(&str)) {
+    let _ = FAULT_OBSERVER.set(observer);
 }
 
 impl ActiveFaultPlan {
@@ -101,7 +101,7 @@ impl FaultPlanState {
         if struck.is_empty() {
             return;
         }
-        self.counts_file.write_struck(&self.injector, struck);
+        self.counts_file.write_struck_counts(&self.injector, struck);
         let mut what = String::new();
         occasion(&mut what);
         for index in struck.rule_indices() {
@@ -110,7 +110,7 @@ impl FaultPlanState {
             };
             let line = format!("fault {} ({rule}): {what}", index + 1);
             tracing::debug!("{line}");
-            if let Some(tell) = OBSERVER.get() {
+            if let Some(tell) = FAULT_OBSERVER.get() {
                 tell(&line);
             }
         }
@@ -147,9 +147,9 @@ pub(crate) fn decide_verb_fault_and_incidents(
     let verdict = inner
         .injector
         .decide_verb_call(faults.ns_since_start(), facts);
-    inner.count_and_report_struck_rules(verdict.struck, |what| {
+    inner.count_and_report_struck_rules(verdict.struck_rules, |what| {
         what.push_str(facts.verb_name);
-        append_queue_pair(what, facts.queue_pair);
+        append_queue_pair_description(what, facts.queue_pair);
     });
     (verdict.errno, verdict.incidents)
 }
@@ -164,30 +164,30 @@ pub(crate) fn decide_work_request_fault(
     let verdict = inner
         .injector
         .decide_work_request(faults.ns_since_start(), facts);
-    inner.count_and_report_struck_rules(verdict.struck, |what| {
+    inner.count_and_report_struck_rules(verdict.struck_rules, |what| {
         let _ = write!(what, "{} wr_id={wr_id}", facts.operation);
-        append_queue_pair(what, facts.queue_pair);
+        append_queue_pair_description(what, facts.queue_pair);
     });
     inner.deferred_incidents.extend(verdict.incidents);
     verdict.fault
 }
 
 /// Returns the delay of a completion in nanoseconds.
-pub(crate) fn completion_delay_ns(facts: &CompletionFacts, wr_id: u64) -> u64 {
+pub(crate) fn decide_completion_delay_ns(facts: &CompletionFacts, wr_id: u64) -> u64 {
     let Some(faults) = active_fault_plan() else {
         return 0;
     };
     let inner = &mut *lock(&faults.plan_state);
     let (delay_ns, struck) = inner
         .injector
-        .completion_delay_ns(faults.ns_since_start(), facts);
+        .decide_completion_delay_ns(faults.ns_since_start(), facts);
     inner.count_and_report_struck_rules(struck, |what| {
         let _ = write!(
             what,
             "completion of {} wr_id={wr_id}, {delay_ns} ns late",
             facts.operation
         );
-        append_queue_pair(what, facts.queue_pair);
+        append_queue_pair_description(what, facts.queue_pair);
     });
     delay_ns
 }
@@ -199,18 +199,18 @@ pub(crate) fn decide_packet_verdict(facts: &PacketFacts) -> PacketVerdict {
     };
     let inner = &mut *lock(&faults.plan_state);
     let fate = inner.injector.decide_packet(faults.ns_since_start(), facts);
-    inner.count_and_report_struck_rules(fate.struck, |what| {
+    inner.count_and_report_struck_rules(fate.struck_rules, |what| {
         let _ = write!(
             what,
             "packet {} of {} bytes, {} -> {}",
-            facts.operation, facts.bytes, facts.source, facts.destination
+            facts.operation, facts.len_bytes, facts.source, facts.destination
         );
-        append_queue_pair(what, facts.queue_pair);
+        append_queue_pair_description(what, facts.queue_pair);
     });
     fate
 }
 
-fn append_queue_pair(what: &mut String, queue_pair: QueuePairIds) {
+fn append_queue_pair_description(what: &mut String, queue_pair: QueuePairIds) {
     if queue_pair.qpn != 0 {
         let QueuePairIds {
             creation_number: number,
@@ -253,7 +253,9 @@ pub(crate) fn link_is_down() -> bool {
 pub(crate) fn save_counts() {
     if let Some(faults) = active_fault_plan() {
         let inner = &mut *lock(&faults.plan_state);
-        inner.counts_file.write_all(inner.injector.rule_counts());
+        inner
+            .counts_file
+            .write_all_counts(inner.injector.rule_counts());
     }
 }
 

@@ -7,7 +7,7 @@ use crate::sysfs_text;
 ///
 /// # Panics
 /// If a parser panics, or if an identity changes when it is written and parsed again.
-pub fn texts(bytes: &[u8]) {
+pub fn parse_sysfs_and_identity_texts(bytes: &[u8]) {
     sysfs_text::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -21,6 +21,6 @@ pub fn texts(bytes: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_of_texts_is_replayed() {
-        corpus::replay("texts", super::texts);
+        corpus::replay("texts", super::parse_sysfs_and_identity_texts);
     }
 }

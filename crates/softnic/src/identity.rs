@@ -142,7 +142,7 @@ impl Identity {
 
     /// The name of device `number`, from 0: the number at the end of the name counts up.
     #[must_use]
-    pub fn name_of(&self, number: u8) -> String {
+    pub fn name_of_device(&self, number: u8) -> String {
         let letters = self.name.trim_end_matches(|c: char| c.is_ascii_digit());
         match self.name[letters.len()..].parse::<u64>() {
             _ if number == 0 => self.name.clone(),
@@ -223,7 +223,7 @@ mod tests {
     fn names_of_further_devices_count_up() {
         let names = |name: &str| {
             let first = Identity::new(name, 0, 0).expect("an identity");
-            [0, 1, 7].map(|number| first.name_of(number))
+            [0, 1, 7].map(|number| first.name_of_device(number))
         };
         assert_eq!(names("softnic0"), ["softnic0", "softnic1", "softnic7"]);
         assert_eq!(names("mlx5_9"), ["mlx5_9", "mlx5_10", "mlx5_16"]);

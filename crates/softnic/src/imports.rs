@@ -46,8 +46,14 @@ impl ImportableKind {
     fn table_place_for_handle(self, peer: &Peer, handle: u32) -> Option<&ImportableObjectShared> {
         let index = handle as usize % self.table_slots();
         match self {
-            Self::Pd => peer.segment.find_pd(index).map(|pd| &pd.object),
-            Self::Dm => peer.segment.find_dm(index).map(|dm| &dm.object),
+            Self::Pd => peer
+                .segment
+                .find_pd(index)
+                .map(|pd| &pd.handle_and_use_count),
+            Self::Dm => peer
+                .segment
+                .find_dm(index)
+                .map(|dm| &dm.handle_and_use_count),
         }
     }
 
@@ -94,7 +100,7 @@ pub(crate) fn release_without_destroying<T: MaybeShared + 'static>(object: Arc<T
         && find_existing_object(own.nic.this_process(), own.kind, own.handle).is_some()
     {
         let nic = own.nic;
-        lock(&nic.imports.exports_kept_after_release).push(object);
+        lock(&nic.shared_objects.exports_kept_after_release).push(object);
     }
 }
 
@@ -102,7 +108,7 @@ pub(crate) fn release_without_destroying<T: MaybeShared + 'static>(object: Arc<T
 fn drop_destroyed_exports(nic: &Nic) {
     let exists =
         |object: &Arc<dyn MaybeShared>| object.shared_object().is_some_and(SharedObject::exists);
-    let destroyed: Vec<_> = lock(&nic.imports.exports_kept_after_release)
+    let destroyed: Vec<_> = lock(&nic.shared_objects.exports_kept_after_release)
         .extract_if(.., |object| !exists(object))
         .collect();
     // Dropped without the lock.
@@ -131,7 +137,7 @@ impl ExportedObject {
         drop_destroyed_exports(nic);
         for _ in 0..kind.table_slots() {
             let handle = nic
-                .imports
+                .shared_objects
                 .next_pd_handle_or_import_place
                 .fetch_add(1, Ordering::Relaxed)
                 % IMPORTED_PD_BIT;
@@ -176,7 +182,7 @@ impl Drop for ExportedObject {
 /// An object of another process that this process has imported. The import ends when this value is dropped.
 pub(crate) struct ImportedObject {
     nic: &'static Nic,
-    index: usize,
+    import_table_index: usize,
     home: Arc<Peer>,
     kind: ImportableKind,
     handle: u32,
@@ -196,7 +202,7 @@ impl ImportedObject {
         handle: u32,
     ) -> Result<Arc<Self>, i32> {
         find_existing_object(home, kind, handle).ok_or(libc::ENOENT)?;
-        let mut known = lock(&nic.imports.live_imports);
+        let mut known = lock(&nic.shared_objects.live_imports);
         let name = (home.incarnation, kind, handle);
         if let Some(import) = known.get(&name).and_then(Weak::upgrade) {
             return Ok(import);
@@ -221,7 +227,7 @@ impl ImportedObject {
         let place = me.import(index).ok_or(libc::ENOMEM)?;
         // The number comes back as late as possible, and encodes the index of its place.
         let lap = nic
-            .imports
+            .shared_objects
             .next_pd_handle_or_import_place
             .fetch_add(1, Ordering::Relaxed);
         let laps = IMPORTED_PD_BIT / u32::try_from(MAX_IMPORTS).unwrap_or(1);
@@ -242,11 +248,11 @@ impl ImportedObject {
             .fetch_max(index as u64 + 1, Ordering::Release);
         home.segment
             .header()
-            .imported_by_others
+            .is_imported_by_others
             .store(1, Ordering::Release);
         let import = Arc::new(Self {
             nic,
-            index,
+            import_table_index: index,
             home: Arc::clone(home),
             kind,
             handle,
@@ -257,7 +263,10 @@ impl ImportedObject {
     }
 
     fn import_entry(&self) -> Option<&'static ImportShared> {
-        self.nic.this_process().segment.import(self.index)
+        self.nic
+            .this_process()
+            .segment
+            .import(self.import_table_index)
     }
 
     /// Returns the counter of objects that this process has made of the import.
@@ -375,7 +384,7 @@ fn destroy_object_of(nic: &Nic, home: &Peer, kind: ImportableKind, handle: u32) 
     let importers_use_it = || {
         has_objects_imported_by_others(home)
             && nic.fabric.live_processes().iter().any(|peer| {
-                imports_of(peer, home, kind, handle)
+                imports_of_object(peer, home, kind, handle)
                     .any(|import| import.local_use_count.load(Ordering::Acquire) != 0)
                     && !peer.kernel_says_ended()
             })
@@ -396,13 +405,13 @@ fn destroy_object_of(nic: &Nic, home: &Peer, kind: ImportableKind, handle: u32) 
 fn has_objects_imported_by_others(peer: &Peer) -> bool {
     peer.segment
         .header()
-        .imported_by_others
+        .is_imported_by_others
         .load(Ordering::Acquire)
         != 0
 }
 
 /// Returns the imports of `peer` that stand for an object of `home`.
-fn imports_of<'p>(
+fn imports_of_object<'p>(
     peer: &'p Peer,
     home: &'p Peer,
     kind: ImportableKind,
@@ -457,7 +466,7 @@ pub(crate) fn pd_derived_object_count(peer: &Peer, number: u32) -> Option<&Atomi
 pub(crate) struct FoundRegionOrWindow {
     /// The process that has it.
     pub(crate) owner: Arc<Peer>,
-    pub(crate) index: usize,
+    pub(crate) key_table_index: usize,
 }
 
 /// Looks for `key` in the other processes that have protection domain `pd` of `peer`.
@@ -480,7 +489,10 @@ pub(crate) fn find_key_in_shared_pd(
         let belongs = OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed))
             .pd_number()
             == Some(pd);
-        (belongs && !owner.kernel_says_ended()).then_some(FoundRegionOrWindow { owner, index })
+        (belongs && !owner.kernel_says_ended()).then_some(FoundRegionOrWindow {
+            owner,
+            key_table_index: index,
+        })
     };
     if home.slot != peer.slot
         && let Some(found) = in_domain(Arc::clone(&home), handle)
@@ -491,7 +503,7 @@ pub(crate) fn find_key_in_shared_pd(
     others
         .filter(|other| other.slot != peer.slot && other.slot != home.slot)
         .find_map(|other| {
-            let number = imports_of(&other, &home, ImportableKind::Pd, handle)
+            let number = imports_of_object(&other, &home, ImportableKind::Pd, handle)
                 .map(|import| import.local_pd_number.load(Ordering::Relaxed))
                 .next()?;
             in_domain(other, number)

@@ -59,32 +59,32 @@ mod device;
 mod dm;
 mod engine;
 mod event;
+mod fallible_alloc;
 mod faults;
-mod filled;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod identity;
 mod imports;
 mod incidents;
-mod listed;
-mod live;
+mod listed_object;
+mod live_handles;
 mod lock;
 mod multicast;
 #[allow(unsafe_code)]
 mod mw;
 mod nic;
+mod packet_report;
 mod path;
 mod pd;
-mod process;
+mod process_nic;
 #[allow(unsafe_code)]
 mod qp;
-mod qp_state;
-mod record;
+mod qp_attributes;
 #[allow(unsafe_code)]
 mod recv;
 mod region_cache;
 mod registry;
-mod report;
+mod ring_record;
 #[allow(unsafe_code)]
 mod send;
 #[allow(unsafe_code)]
@@ -108,19 +108,20 @@ pub use capabilities::{
 pub use device::{
     BadCount, DEVICE_COUNT_VAR, DeviceAndPortCounts, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR,
 };
-pub use faults::observe_faults;
+pub use faults::register_fault_observer;
 pub use identity::{BadDeviceVariable, BadIdentity, DEVICE_VAR, Identity};
 pub use path::{DCQCN_VAR, PCAP_VAR, check_dcqcn_setting};
-pub use shm::environment;
 pub use shm::fabric::FabricError;
+pub use shm::peer_access_check;
 /// Number of bits by which a QP number is shifted right to get the slot of the process that has the queue pair.
 pub const QPN_TO_PROCESS_SLOT_SHIFT: u32 = shm::fabric::layout::QP_INDEX_BITS;
 pub use nic::{NicError, fabric_dir, last_error};
-pub use report::{
+pub use packet_report::{
     AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPortUsers, packet_report,
 };
 pub use shm::mem::{
-    MemoryFault, PageSize, SharedMemory, alloc_shared, alloc_shared_in, copy as copy_shared,
+    MemoryFault, PageSize, SharedMemory, alloc_shared, alloc_shared_with_page_size,
+    copy as copy_shared,
 };
 pub use sysfs::{SysfsContent, SysfsFile, sysfs_files, uverbs_names};
 pub use sysfs_text::read_sysfs_text;

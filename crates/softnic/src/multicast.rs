@@ -20,7 +20,7 @@ pub(crate) struct MulticastGroup([u8; 16]);
 impl MulticastGroup {
     /// Returns the group of a multicast GID: one that starts with 0xff (IBTA vol. 1, 4.1.1), or an IPv4 multicast
     /// address mapped into IPv6 (RoCEv2, annex A17).
-    pub(crate) fn of(gid: [u8; 16]) -> Option<Self> {
+    pub(crate) fn from_gid(gid: [u8; 16]) -> Option<Self> {
         const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
         let ipv4 = gid[..12] == MAPPED && (224..240).contains(&gid[12]);
         (gid[0] == 0xff || ipv4).then_some(Self(gid))
@@ -38,9 +38,9 @@ impl MulticastGroup {
 
 /// Serialises changes of this process's table.
 #[derive(Default)]
-pub(crate) struct AttachmentLock(Mutex<()>);
+pub(crate) struct MulticastAttachmentLock(Mutex<()>);
 
-impl AttachmentLock {
+impl MulticastAttachmentLock {
     /// Attaches queue pair `index`. Returns false if it is attached already.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl AttachmentLock {
         }
         let place = (0..used).find(|&p| free(p)).unwrap_or(used);
         let at = MCASTS_AT + place * size_of::<McastAttachmentShared>();
-        if place >= MAX_MCASTS {
+        if place >= MAX_MCAST_ATTACHMENTS {
             return Err(libc::ENOMEM);
         }
         fabric
@@ -104,7 +104,9 @@ fn end_of_used_table_entries(peer: &Peer) -> usize {
         .header()
         .mcast_slots_end
         .load(Ordering::Acquire);
-    usize::try_from(used).unwrap_or(MAX_MCASTS).min(MAX_MCASTS)
+    usize::try_from(used)
+        .unwrap_or(MAX_MCAST_ATTACHMENTS)
+        .min(MAX_MCAST_ATTACHMENTS)
 }
 
 /// Returns the queue pair that entry `place` of `peer` attaches to `group`. `None` if the entry does not.
@@ -130,8 +132,9 @@ mod tests {
 
     #[test]
     fn multicast_addresses_are_groups_and_others_are_not() {
-        let is_group =
-            |gid: &str| MulticastGroup::of(gid.parse::<Ipv6Addr>().unwrap().octets()).is_some();
+        let is_group = |gid: &str| {
+            MulticastGroup::from_gid(gid.parse::<Ipv6Addr>().unwrap().octets()).is_some()
+        };
         assert!(is_group("ff12:401b:ffff::1"));
         assert!(is_group("::ffff:224.0.0.1"));
         assert!(is_group("::ffff:239.255.255.255"));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use verbs_abi::{ibv_mw, ibv_mw_type, ibv_send_wr};
 
 use crate::abi_cell::AbiCell;
-use crate::live;
+use crate::live_handles;
 use crate::pd::Pd;
 use shm::keys::{BindRequest, WindowId};
 
@@ -17,7 +17,7 @@ pub(crate) struct Mw {
     pub(crate) id: WindowId,
 }
 
-live::object!(Mw, ibv_mw);
+live_handles::object!(Mw, ibv_mw);
 
 impl Mw {
     /// Makes a window that has been entered in the key table, with its first key.
@@ -56,7 +56,7 @@ impl Mw {
 pub(crate) unsafe fn bind_request(wr: &ibv_send_wr) -> Option<BindRequest> {
     // SAFETY: the union's member for this opcode (contract).
     let bind = unsafe { wr.bind_tso.bind_mw };
-    let window = live::find::<Mw>(bind.mw)?;
+    let window = live_handles::find_object::<Mw>(bind.mw)?;
     // SAFETY: NULL or the structure of a live region (contract).
     let mr = unsafe { bind.bind_info.mr.as_ref() };
     Some(BindRequest {

@@ -15,12 +15,12 @@ use crate::device::{BadCount, Device, Port, PortError};
 use crate::identity::{BadDeviceVariable, Identity};
 use crate::imports::SharedObjects;
 use crate::lock::lock;
-use crate::multicast::AttachmentLock;
+use crate::multicast::MulticastAttachmentLock;
 use crate::path::hw_counters::PortCounterFiles;
 use crate::path::traffic::{self, HostPortId, PortTrafficCounters};
 use crate::path::{self, BadNetwork, CountedPort, CounterPublication, PacketPath, PathMode};
 use crate::steering::OwnFlows;
-use crate::steering::spread::RssConfigPlaces;
+use crate::steering::rss::OwnRssConfigs;
 use shm::errno::errno_of;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, FabricError, Peer};
@@ -44,7 +44,7 @@ pub enum NicError {
     },
     /// A port was asked for that is not there.
     #[error("device {device} has no port {port_num}")]
-    NoPort {
+    NoSuchPort {
         /// The device, from 0.
         device: usize,
         /// The port, from 1.
@@ -122,7 +122,7 @@ pub(crate) enum PacketDeliveryCaller {
 pub(crate) struct NicParts {
     pub(crate) fabric: Fabric,
     pub(crate) devices: Vec<Device>,
-    pub(crate) port: Port,
+    pub(crate) first_port: Port,
     pub(crate) identity: Identity,
     pub(crate) capabilities: DeviceCapabilities,
     pub(crate) packet_path: PacketPath,
@@ -138,27 +138,27 @@ pub(crate) struct Nic {
     pub(crate) first_port: Port,
     pub(crate) identity: Identity,
     pub(crate) capabilities: DeviceCapabilities,
-    pub(crate) keys: KeyTable,
+    pub(crate) key_table: KeyTable,
     pub(crate) peer_mappings: PeerMappings,
     /// The network that carries packets between queue pairs.
     pub(crate) packet_path: PacketPath,
     /// The queue pairs and completion queues.
     pub(crate) objects: &'static dyn NicObjects,
-    pub(crate) imports: SharedObjects,
+    pub(crate) shared_objects: SharedObjects,
     /// Descriptors that contexts show as `cmd_fd`, by device.
     cmd_fds: Mutex<HashMap<u8, OwnedFd>>,
     /// The next slot of the connection notices, as the last reader left it.
-    next_notice: AtomicUsize,
+    next_notice_slot: AtomicUsize,
     retired_rings: Mutex<Vec<RetiredRing>>,
     /// True while the engine checks every millisecond, called or not.
-    pub(crate) engine_ticks_on: AtomicBool,
+    pub(crate) is_engine_ticking: AtomicBool,
     /// Number of completion queues that can be overrun.
     pub(crate) overrun_watched_cq_count: AtomicUsize,
-    pub(crate) multicast_attachments: AttachmentLock,
+    pub(crate) multicast_attachments: MulticastAttachmentLock,
     pub(crate) flows: OwnFlows,
-    pub(crate) rss_configs: RssConfigPlaces,
+    pub(crate) rss_configs: OwnRssConfigs,
     /// The traffic counters of ports of this host.
-    pub(crate) traffic: traffic::TrafficCountersByPort,
+    pub(crate) traffic_counters: traffic::TrafficCountersByPort,
 }
 
 /// The message of the last failed attempt to use the software NIC.
@@ -191,23 +191,23 @@ impl Nic {
         Self {
             fabric: parts.fabric,
             devices: parts.devices,
-            first_port: parts.port,
+            first_port: parts.first_port,
             identity: parts.identity,
             capabilities: parts.capabilities,
-            keys: KeyTable::new(),
+            key_table: KeyTable::new(),
             peer_mappings: PeerMappings::default(),
             packet_path: parts.packet_path,
             objects: parts.objects,
-            imports: SharedObjects::default(),
+            shared_objects: SharedObjects::default(),
             cmd_fds: Mutex::new(HashMap::new()),
-            next_notice: AtomicUsize::new(0),
+            next_notice_slot: AtomicUsize::new(0),
             retired_rings: Mutex::new(Vec::new()),
-            engine_ticks_on: AtomicBool::new(false),
+            is_engine_ticking: AtomicBool::new(false),
             overrun_watched_cq_count: AtomicUsize::new(0),
-            multicast_attachments: AttachmentLock::default(),
+            multicast_attachments: MulticastAttachmentLock::default(),
             flows: OwnFlows::default(),
-            rss_configs: RssConfigPlaces::default(),
-            traffic: traffic::TrafficCountersByPort::default(),
+            rss_configs: OwnRssConfigs::default(),
+            traffic_counters: traffic::TrafficCountersByPort::default(),
         }
     }
 
@@ -222,18 +222,21 @@ impl Nic {
         &self.fabric.this_process
     }
 
-    /// The descriptor that stands for the contexts of a device of this process, as [`ProcessName`] tells others.
+    /// The descriptor that stands for the contexts of a device of this process, as [`FabricProcessId`] tells others.
     ///
     /// # Errors
     /// The system's errno if there are no descriptors left.
     ///
-    /// [`ProcessName`]: shm::fabric::name::ProcessName
+    /// [`FabricProcessId`]: shm::fabric::process_id::FabricProcessId
     pub(crate) fn cmd_fd(&self, device: &Device) -> Result<RawFd, i32> {
         let mut made = lock(&self.cmd_fds);
         let file = match made.entry(device.number) {
             Entry::Occupied(file) => file.into_mut(),
             Entry::Vacant(none) => {
-                let name = self.this_process().name().with_device(device.number);
+                let name = self
+                    .this_process()
+                    .fabric_process_id()
+                    .with_device(device.number);
                 none.insert(name.to_sealed_memfd().map_err(|e| errno_of(&e))?)
             }
         };
@@ -251,7 +254,7 @@ impl Nic {
     pub(crate) fn wake_engine_unless_ticking(&self) {
         // SYNC POINT T: see `engine::run`.
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
-        if !self.engine_ticks_on.load(Ordering::Relaxed) {
+        if !self.is_engine_ticking.load(Ordering::Relaxed) {
             self.this_process().wake_engine();
         }
     }
@@ -261,7 +264,7 @@ impl Nic {
     pub(crate) fn process_arrivals(&self) {
         if path::are_packets_in_use() {
             self.packet_path.note_program_check();
-            self.packet_path.flush_held_back();
+            self.packet_path.send_held_back();
             self.objects
                 .deliver_arrived_packets(self, PacketDeliveryCaller::Poll);
         }
@@ -302,7 +305,7 @@ impl Nic {
     /// Processes the connection notices that have arrived.
     #[inline]
     pub(crate) fn process_arrived_connection_notices(&self) {
-        let at = self.next_notice.load(Ordering::Relaxed) as u64;
+        let at = self.next_notice_slot.load(Ordering::Relaxed) as u64;
         if self.this_process().segment.mailbox().has_notice(at) {
             self.process_connection_notices();
         }
@@ -315,7 +318,8 @@ impl Nic {
 
     /// Records that the connection notices before `next` have been read.
     pub(crate) fn note_notices_read(&self, next: u64) {
-        self.next_notice.store(next as usize, Ordering::Relaxed);
+        self.next_notice_slot
+            .store(next as usize, Ordering::Relaxed);
     }
 
     /// Returns true if queue pairs reach a peer by packets. `local`: the peer is a port of this host. `carried`:
@@ -325,7 +329,9 @@ impl Nic {
             PathMode::Auto => !local,
             PathMode::Local => false,
             PathMode::Packets => true,
-            PathMode::Captured => !local || (carried && self.first_port.has_ip_address()),
+            PathMode::PacketsWherePossible => {
+                !local || (carried && self.first_port.has_ip_address())
+            }
         }
     }
 
@@ -337,14 +343,14 @@ impl Nic {
         if self.packet_path.is_open() {
             return Ok(());
         }
-        let folder = self.fabric.sockets_dir().map_err(|e| errno_of(&e))?;
+        let folder = self.fabric.make_sockets_dir().map_err(|e| errno_of(&e))?;
         #[allow(clippy::cast_possible_truncation)] // 10 bits
         let slot = self.fabric.this_process.slot as u16;
         let fabric = link::FabricMembership { folder, slot };
         let audience = self.counted_ports().map(|ports| CounterPublication {
             this_process: Arc::clone(self.this_process()),
             ports,
-            traffic: self.traffic_by_address(),
+            traffic_counters_by_address: self.traffic_counters_by_address(),
             published_traffic: Mutex::default(),
         });
         let opened =
@@ -373,7 +379,7 @@ impl Nic {
     }
 
     /// Returns the traffic counters of this process's ports by their addresses.
-    fn traffic_by_address(&self) -> Vec<(IpAddr, Arc<PortTrafficCounters>)> {
+    fn traffic_counters_by_address(&self) -> Vec<(IpAddr, Arc<PortTrafficCounters>)> {
         let key = self.port_counters_key();
         let mut found = Vec::new();
         for port in self.devices.iter().flat_map(Device::ports) {
@@ -382,7 +388,10 @@ impl Nic {
                 process_ports_key: key,
                 host_wide_number: place,
             };
-            if let Some(traffic) = self.traffic.traffic_of_port(self.fabric.dir(), name) {
+            if let Some(traffic) = self
+                .traffic_counters
+                .open_traffic_counters_of_port(self.fabric.dir(), name)
+            {
                 let addresses = port.own_addresses().into_iter();
                 found.extend(addresses.map(|address| (address.ip, Arc::clone(&traffic))));
             }
@@ -392,8 +401,8 @@ impl Nic {
 
     /// Allocates shared memory for a ring of `bytes` bytes, header included.
     pub(crate) fn alloc_ring(&self, bytes: usize) -> std::io::Result<usize> {
-        self.free_retired();
-        self.fabric.alloc(bytes)
+        self.free_retired_rings();
+        self.fabric.alloc_in_segment(bytes)
     }
 
     /// Frees a closed ring as soon as its receiver has detached.
@@ -406,7 +415,7 @@ impl Nic {
     }
 
     /// Frees the retired rings that have no reader any more.
-    pub(crate) fn free_retired(&self) {
+    pub(crate) fn free_retired_rings(&self) {
         lock(&self.retired_rings).retain(|ring| {
             let Some(header) = self.this_process().segment.ring_header(ring.offset) else {
                 return false;
@@ -414,10 +423,12 @@ impl Nic {
             let unread = match &ring.receiver {
                 // The ring was never announced.
                 None => false,
-                Some(to) => header.receiver_detached.load(Ordering::Acquire) == 0 && !to.is_dead(),
+                Some(to) => {
+                    header.is_receiver_detached.load(Ordering::Acquire) == 0 && !to.is_dead()
+                }
             };
             if !unread {
-                self.fabric.free(ring.offset, ring.bytes);
+                self.fabric.free_in_segment(ring.offset, ring.bytes);
             }
             unread
         });

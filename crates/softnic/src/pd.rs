@@ -11,7 +11,7 @@ use verbs_abi::{ibv_context, ibv_pd, ibv_td};
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::imports::{self, MaybeShared, SharedObject};
-use crate::live;
+use crate::live_handles;
 
 /// A protection domain; the program's handle points to its first field.
 #[repr(C)]
@@ -25,11 +25,11 @@ pub(crate) struct Pd {
     /// Number of objects that were made with this handle.
     pub(crate) object_count: AtomicUsize,
     /// True if the program has given the handle back while objects made with it are left.
-    unimported: AtomicBool,
+    is_unimported: AtomicBool,
     kind: PdKind,
 }
 
-live::object!(Pd, ibv_pd);
+live_handles::object!(Pd, ibv_pd);
 
 /// The kind of domain that a handle stands for.
 enum PdKind {
@@ -55,26 +55,26 @@ impl Pd {
             local_number: number,
             home_handle: handle,
             object_count: AtomicUsize::new(0),
-            unimported: AtomicBool::new(false),
+            is_unimported: AtomicBool::new(false),
             kind,
         })
     }
 
     /// Makes the handle of a domain of this process, or of one that it imports.
-    pub(crate) fn of_shared(context: &'static Context, shared: SharedObject) -> Arc<Self> {
+    pub(crate) fn from_shared_domain(context: &'static Context, shared: SharedObject) -> Arc<Self> {
         let names = (shared.pd_number(), shared.handle());
         Self::new(context, names, PdKind::ProtectionDomain(shared))
     }
 
     /// Makes a parent domain, which uses `of` and `td` from now on.
-    pub(crate) fn of_parent(
+    pub(crate) fn new_parent_domain(
         context: &'static Context,
         of: Arc<Self>,
         td: Option<Arc<Td>>,
     ) -> Arc<Self> {
         of.add_user();
         if let Some(td) = &td {
-            td.uses.fetch_add(1, Ordering::Relaxed);
+            td.use_count.fetch_add(1, Ordering::Relaxed);
         }
         let names = (of.local_number, of.home_handle);
         Self::new(
@@ -114,18 +114,18 @@ impl Pd {
     /// Returns the domain behind a handle, to make objects of it. `None` if the handle has been given back, or a
     /// process that shares the domain has destroyed it.
     pub(crate) fn find_usable(handle: *mut ibv_pd) -> Option<Arc<Self>> {
-        live::find::<Self>(handle)
+        live_handles::find_object::<Self>(handle)
             .filter(|pd| !pd.is_unimported() && pd.root_shared_domain().exists())
     }
 
     /// Returns true if the program has given the handle back.
     pub(crate) fn is_unimported(&self) -> bool {
-        self.unimported.load(Ordering::Acquire)
+        self.is_unimported.load(Ordering::Acquire)
     }
 
     /// Takes the handle back from the program, perhaps before the program destroys the objects made with it.
     pub(crate) fn unimport(&self) {
-        self.unimported.store(true, Ordering::Release);
+        self.is_unimported.store(true, Ordering::Release);
         if self.object_count.load(Ordering::Acquire) == 0 {
             self.take_handle_back_without_destroying();
         }
@@ -158,7 +158,7 @@ impl Pd {
     }
 
     fn take_handle_back_without_destroying(&self) {
-        if let Some(pd) = live::take_back::<Self>(self.handle()) {
+        if let Some(pd) = live_handles::take_back_handle::<Self>(self.handle()) {
             imports::release_without_destroying(pd);
         }
     }
@@ -168,16 +168,16 @@ impl Pd {
 #[repr(C)]
 pub(crate) struct Td {
     abi: AbiCell<ibv_td>,
-    pub(crate) uses: AtomicUsize,
+    pub(crate) use_count: AtomicUsize,
 }
 
-live::object!(Td, ibv_td);
+live_handles::object!(Td, ibv_td);
 
 impl Td {
     pub(crate) fn new(context: *mut ibv_context) -> Self {
         Self {
             abi: AbiCell::new(ibv_td { context }),
-            uses: AtomicUsize::new(0),
+            use_count: AtomicUsize::new(0),
         }
     }
 }
@@ -192,7 +192,7 @@ impl Drop for ParentDomain {
     fn drop(&mut self) {
         self.protection_domain.remove_user();
         if let Some(td) = &self.td {
-            td.uses.fetch_sub(1, Ordering::Relaxed);
+            td.use_count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

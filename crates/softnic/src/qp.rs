@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize,
 use std::sync::{Arc, Mutex};
 
 use ::faults::QueuePairIds;
-use nic_core::retry::total_rnr_wait_ns;
+use nic_core::retry_timeouts::total_rnr_wait_ns;
 use verbs_abi::*;
 
 use crate::biased_lock::BiasedLock;
@@ -17,14 +17,14 @@ use crate::cq::{Cq, WcSink};
 use crate::device::PortPlace;
 use crate::event::UnacknowledgedEvents;
 use crate::faults;
-use crate::live;
+use crate::live_handles;
 use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
-use crate::qp_state::{
+use crate::qp_attributes::{
     DeviceLimits, QpState, QpType, STANDARD_ATTRIBUTES, attributes_to_check, check_transition,
 };
-use crate::recv::{InboundRing, PacketResponderState, RecvQueue, RecvSide};
+use crate::recv::{InboundShmRing, PacketResponderState, RecvQueue, RecvSide};
 use crate::send::{self, SendQueue, SendWork, WrBuilder};
 use crate::srq::Srq;
 use crate::why;
@@ -51,7 +51,7 @@ pub(crate) struct Qp {
     pub(crate) accepted_wr_opcodes: u32,
     /// The type with which the queue pair was created.
     created_type: QpType,
-    pub(crate) xrc: XrcRole,
+    pub(crate) xrc_role: XrcRole,
     /// Number of uses: the creation, and every `ibv_open_qp`.
     pub(crate) open_count: AtomicUsize,
     /// Number of multicast groups, or of flows, that the queue pair is attached to.
@@ -82,7 +82,7 @@ pub(crate) struct Qp {
     pub(crate) index_in_send_cq: AtomicUsize,
     pub(crate) index_in_recv_cq: AtomicUsize,
     modifiable_state: Mutex<ModifiableState>,
-    pub(crate) unacknowledged: UnacknowledgedEvents,
+    pub(crate) unacknowledged_events: UnacknowledgedEvents,
     /// The protection domain, which the queue pair uses until it is destroyed.
     pub(crate) held_pd: Option<Arc<Pd>>,
     /// Number of the queue pair in the order of creation in this process, from 1 on.
@@ -91,7 +91,7 @@ pub(crate) struct Qp {
     peer_gid: Mutex<Option<[u8; 16]>>,
 }
 
-live::object!(Qp, ibv_qp);
+live_handles::object!(Qp, ibv_qp);
 
 /// The state that `ibv_modify_qp` changes.
 struct ModifiableState {
@@ -101,7 +101,7 @@ struct ModifiableState {
     /// The flow of packets to the peer, if packets reach it.
     peer_flow: Option<PacketFlow>,
     /// Rings that arrived before the queue pair was ready to receive.
-    rings_waiting_for_rtr: Vec<InboundRing>,
+    rings_waiting_for_rtr: Vec<InboundShmRing>,
 }
 
 // SAFETY: `abi` is written before the handle is given out, later only its `state` by `ibv_modify_qp`, as in
@@ -122,7 +122,7 @@ pub(crate) struct NewQp {
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) init_attr: ibv_qp_init_attr,
     pub(crate) builder: Option<WrBuilder>,
-    pub(crate) xrc: XrcRole,
+    pub(crate) xrc_role: XrcRole,
     pub(crate) rss_table: Option<RssTableUse>,
 }
 
@@ -180,7 +180,7 @@ impl Qp {
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
             srq: new.srq,
-            xrc: new.xrc,
+            xrc_role: new.xrc_role,
             state: AtomicU32::new(QpState::Reset.code()),
             qkey: AtomicU32::new(0),
             max_rd_atomic: AtomicU32::new(0),
@@ -199,11 +199,11 @@ impl Qp {
             }),
             peer_gid: Mutex::new(None),
             init_attr: new.init_attr,
-            unacknowledged: UnacknowledgedEvents::default(),
+            unacknowledged_events: UnacknowledgedEvents::default(),
             held_pd: new.held_pd,
         };
         faults::note_created_queue_pair(qp.fault_plan_identity());
-        let shared = qp.shared();
+        let shared = qp.shared_state();
         shared
             .requester_caused_event_plus_1
             .store(0, Ordering::Relaxed);
@@ -211,9 +211,9 @@ impl Qp {
         shared.dest_qpn.store(0, Ordering::Relaxed);
         shared.access.store(0, Ordering::Relaxed);
         shared.pd.store(qp.pd_number, Ordering::Relaxed);
-        let domain = match &qp.xrc {
+        let domain = match &qp.xrc_role {
             XrcRole::Recv(domain, _) => domain.number,
-            XrcRole::No | XrcRole::Send => 0,
+            XrcRole::NotXrc | XrcRole::Send => 0,
         };
         shared.xrc_domain.store(domain, Ordering::Relaxed);
         shared.host_wide_port_number.store(0, Ordering::Relaxed);
@@ -227,7 +227,10 @@ impl Qp {
         let device = qp.context.device.number.into();
         shared.device.store(device, Ordering::Relaxed);
         shared.port_num.store(0, Ordering::Relaxed);
-        let srq = qp.srq.as_ref().map_or(0, |srq| srq.listed.place_plus_1());
+        let srq = qp
+            .srq
+            .as_ref()
+            .map_or(0, |srq| srq.listed_object.place_plus_1());
         shared.listed_srq_plus_1.store(srq, Ordering::Relaxed);
         shared.sq_psn.store(0, Ordering::Relaxed);
         shared.rq_psn.store(0, Ordering::Relaxed);
@@ -257,13 +260,15 @@ impl Qp {
     /// Returns the number of its port ([`PortPlace::host_wide_number`]); 0 before the program has chosen one.
     ///
     /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
-    pub(crate) fn port_number(&self) -> u32 {
-        self.shared().host_wide_port_number.load(Ordering::Relaxed)
+    pub(crate) fn host_wide_port_number(&self) -> u32 {
+        self.shared_state()
+            .host_wide_port_number
+            .load(Ordering::Relaxed)
     }
 
     /// Returns the part of the queue pair that peers see.
     #[inline(always)]
-    pub(crate) fn shared(&self) -> &'static QpShared {
+    pub(crate) fn shared_state(&self) -> &'static QpShared {
         match self.nic.this_process().segment.qp(self.index) {
             Some(shared) => shared,
             None => unreachable!("a queue pair has an index below MAX_QPS"),
@@ -287,7 +292,7 @@ impl Qp {
     }
 
     /// Changes the state from `from` to `to`. Returns false if a failure has changed it meanwhile.
-    pub(crate) fn change_state(&self, from: QpState, to: QpState) -> bool {
+    pub(crate) fn try_change_state(&self, from: QpState, to: QpState) -> bool {
         let changed = self.state.compare_exchange(
             from.code(),
             to.code(),
@@ -303,11 +308,11 @@ impl Qp {
     /// Copies the state to the part that peers see and to the program's structure.
     fn publish_state(&self, state: QpState) {
         if !matches!(state, QpState::Rtr | QpState::Rts) {
-            self.shared()
+            self.shared_state()
                 .next_message_completes
                 .store(0, Ordering::Relaxed);
         }
-        self.shared()
+        self.shared_state()
             .state_plus_1
             .store(1 + state.code(), Ordering::Release);
         // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
@@ -341,8 +346,8 @@ impl Qp {
             peer_qpn: self
                 .qp_type
                 .is_connected()
-                .then(|| self.shared().dest_qpn.load(Ordering::Relaxed)),
-            fabric: self.nic.fabric.dir(),
+                .then(|| self.shared_state().dest_qpn.load(Ordering::Relaxed)),
+            fabric_folder: self.nic.fabric.dir(),
         }
     }
 
@@ -350,24 +355,24 @@ impl Qp {
     /// means no limit. The RNR timer is the queue pair's own, as if both ends had been given the same.
     pub(crate) fn rnr_fault_timeout_ns(&self) -> Option<u64> {
         let rnr_retry = self.coded_timeout_and_retries.load(Ordering::Relaxed) >> 16;
-        let timer = self.shared().min_rnr_timer.load(Ordering::Relaxed);
+        let timer = self.shared_state().min_rnr_timer.load(Ordering::Relaxed);
         total_rnr_wait_ns(rnr_retry, timer.try_into().unwrap_or(0))
     }
 
     /// Returns the receive queue from which the queue pair takes work requests.
     #[inline]
     pub(crate) fn recv_queue(&self) -> &BiasedLock<RecvQueue> {
-        self.srq.as_ref().map_or(&self.rq, |srq| &srq.queue)
+        self.srq.as_ref().map_or(&self.rq, |srq| &srq.recv_queue)
     }
 
     /// Raises an asynchronous event.
-    pub(crate) fn raise(&self, event: ibv_event_type) {
+    pub(crate) fn raise_event(&self, event: ibv_event_type) {
         let wq = self.visible_wq.load(Ordering::Acquire);
         if wq.is_null() {
-            self.context.raise_qp(event, self.handle());
+            self.context.raise_qp_event(event, self.handle());
         } else {
             // A work queue has only this event.
-            self.context.raise_wq(IBV_EVENT_WQ_FATAL, wq);
+            self.context.raise_wq_event(IBV_EVENT_WQ_FATAL, wq);
         }
     }
 
@@ -403,8 +408,8 @@ impl Qp {
             // A reset came in between, and what it has published is overwritten.
             self.publish_state(self.state());
         }
-        if self.srq.is_some() || matches!(self.xrc, XrcRole::Recv(..)) {
-            self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
+        if self.srq.is_some() || matches!(self.xrc_role, XrcRole::Recv(..)) {
+            self.raise_event(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
         self.send_poll_work
             .store(SendWork::Completions as u8, Ordering::Relaxed);
@@ -426,14 +431,14 @@ impl Qp {
 
     /// Fails the queue pair, if it is in use, with `IBV_EVENT_QP_FATAL`, because a CQ of its work requests is overrun.
     /// The caller holds no lock of a CQ.
-    pub(crate) fn fail_for_overrun(&self) {
+    pub(crate) fn fail_for_cq_overrun(&self) {
         self.fail_and_raise_if_in_use(IBV_EVENT_QP_FATAL);
     }
 
     /// Fails the queue pair, if it is in use, and raises `event`. The caller holds no lock of a CQ.
     pub(crate) fn fail_and_raise_if_in_use(&self, event: ibv_event_type) {
         if self.fail_if_in_use() {
-            self.raise(event);
+            self.raise_event(event);
         }
     }
 
@@ -484,7 +489,7 @@ impl Qp {
 
     /// Opens a ring that a peer has made for this queue pair.
     pub(crate) fn open_inbound_ring(&self, peer: Arc<Peer>, offset: usize) {
-        let Some(ring) = InboundRing::open(peer, offset) else {
+        let Some(ring) = InboundShmRing::open(peer, offset) else {
             return;
         };
         let mut control = lock(&self.modifiable_state);
@@ -498,15 +503,15 @@ impl Qp {
     }
 
     /// Starts to receive from `ring`.
-    fn attach_ring(&self, ring: InboundRing) {
-        self.with_receiver(|side| match side {
-            Some(side) => side.attach(ring),
+    fn attach_ring(&self, ring: InboundShmRing) {
+        self.with_recv_side(|side| match side {
+            Some(side) => side.attach_ring(ring),
             None => ring.detach(),
         });
     }
 
     /// Returns true if this queue pair receives from `ring` in its present state.
-    fn accepts_ring(&self, control: &ModifiableState, ring: &InboundRing) -> bool {
+    fn accepts_ring(&self, control: &ModifiableState, ring: &InboundShmRing) -> bool {
         if !matches!(
             self.state(),
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
@@ -531,20 +536,22 @@ impl Qp {
     }
 
     /// Runs `f` on the receive side of the queue pair.
-    fn with_receiver(&self, f: impl FnOnce(Option<&mut RecvSide>)) {
-        match &self.xrc {
-            XrcRole::Recv(domain, _) => domain.with_receiver(self, f),
-            XrcRole::No | XrcRole::Send => self.recv_cq.with_receiver(self, f),
+    fn with_recv_side(&self, f: impl FnOnce(Option<&mut RecvSide>)) {
+        match &self.xrc_role {
+            XrcRole::Recv(domain, _) => domain.with_recv_side(self, f),
+            XrcRole::NotXrc | XrcRole::Send => self.recv_cq.with_recv_side(self, f),
         }
     }
 
     /// Takes the messages that have arrived so far, before a flush or reset.
     fn complete_arrived_messages_into_buffer(&self) {
-        match &self.xrc {
+        match &self.xrc_role {
             XrcRole::Recv(domain, _) => {
                 domain.deliver_arrived_messages();
             }
-            XrcRole::No | XrcRole::Send => self.recv_cq.complete_arrived_messages_into_buffer(self),
+            XrcRole::NotXrc | XrcRole::Send => {
+                self.recv_cq.complete_arrived_messages_into_buffer(self)
+            }
         }
     }
 
@@ -552,12 +559,12 @@ impl Qp {
     pub(crate) fn destroy(&self) {
         send::send_waiting_multi_receiver_datagrams(self);
         self.reset(&mut lock(&self.modifiable_state));
-        self.send_cq.remove_sender(self);
-        match &self.xrc {
-            XrcRole::Recv(domain, _) => domain.remove_receiver(self),
-            XrcRole::No | XrcRole::Send => self.recv_cq.remove_receiver(self),
+        self.send_cq.remove_sending_qp(self);
+        match &self.xrc_role {
+            XrcRole::Recv(domain, _) => domain.remove_receiving_qp(self),
+            XrcRole::NotXrc | XrcRole::Send => self.recv_cq.remove_receiving_qp(self),
         }
-        self.shared().state_plus_1.store(0, Ordering::Release);
+        self.shared_state().state_plus_1.store(0, Ordering::Release);
         let wq = self.visible_wq.load(Ordering::Acquire);
         let handle = if wq.is_null() {
             self.handle().cast()
@@ -565,20 +572,20 @@ impl Qp {
             wq.cast()
         };
         self.context.discard_events_of_object(handle);
-        self.unacknowledged.wait_until_all_acknowledged();
+        self.unacknowledged_events.wait_until_all_acknowledged();
         self.nic.objects.remove_qp(self.index);
         self.send_cq.remove_user();
         self.recv_cq.remove_user();
         if let Some(srq) = &self.srq {
             srq.qp_count.fetch_sub(1, Ordering::Relaxed);
         }
-        if let XrcRole::Recv(_, uses) = &self.xrc {
+        if let XrcRole::Recv(_, uses) = &self.xrc_role {
             uses.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(spread) = &self.rss_table {
             self.nic
                 .rss_configs
-                .remove(&self.nic.fabric, spread.segment_slot);
+                .remove_rss_config(&self.nic.fabric, spread.segment_slot);
             spread.table_qp_count.fetch_sub(1, Ordering::Relaxed);
         }
     }

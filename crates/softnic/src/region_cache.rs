@@ -11,11 +11,11 @@ use shm::fabric::Peer;
 use shm::keys::{self, RegionPin};
 use shm::mem::{AccessibleRegion, MemoryFault};
 
-const CACHED_REGIONS: usize = 8;
+const MAX_CACHED_REGIONS: usize = 8;
 
 /// Regions of one process, by key, and regions of others that share a protection domain with it.
 pub(crate) struct RegionCache {
-    entries: [Option<AccessibleRegion>; CACHED_REGIONS],
+    entries: [Option<AccessibleRegion>; MAX_CACHED_REGIONS],
     /// Regions of other processes, with the domain's number in the process that was asked.
     shared_pd_regions: Vec<(u32, AccessibleRegion)>,
 }
@@ -32,7 +32,7 @@ pub(crate) enum KeyError {
 impl KeyError {
     /// Returns the cause of a work request that fails with this error.
     #[cold]
-    pub(crate) fn cause(self, side: MemorySide, bytes: NamedMemoryRange) -> FailureCause {
+    pub(crate) fn failure_cause(self, side: MemorySide, bytes: NamedMemoryRange) -> FailureCause {
         match self {
             Self::Unknown => FailureCause::UnknownKey { side, bytes },
             Self::MemoryUnreachable => FailureCause::MemoryInaccessible { side },
@@ -43,14 +43,14 @@ impl KeyError {
 impl RegionCache {
     pub(crate) const fn new() -> Self {
         Self {
-            entries: [const { None }; CACHED_REGIONS],
+            entries: [const { None }; MAX_CACHED_REGIONS],
             shared_pd_regions: Vec::new(),
         }
     }
 
     /// Drops all regions, and with them the mappings of a peer.
     pub(crate) fn clear(&mut self) {
-        self.entries = [const { None }; CACHED_REGIONS];
+        self.entries = [const { None }; MAX_CACHED_REGIONS];
         self.shared_pd_regions.clear();
     }
 
@@ -66,13 +66,13 @@ impl RegionCache {
         key: u32,
         pd: impl FnOnce() -> u32,
     ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
-        let at = key as usize % CACHED_REGIONS;
+        let at = key as usize % MAX_CACHED_REGIONS;
         if let Some(region) = &self.entries[at]
             && keys::key_of_generation_and_key(region.generation_and_key) == key
-            && let Some(pin) = nic.keys.pin(
+            && let Some(pin) = nic.key_table.pin_region(
                 &nic.fabric,
                 peer,
-                region.table_index,
+                region.key_table_index,
                 region.generation_and_key,
             )
         {
@@ -88,7 +88,7 @@ impl RegionCache {
     /// Returns the cached region with `key`. Its facts are true if its entry can be pinned.
     #[inline(always)]
     pub(crate) fn cached_region(&self, key: u32) -> Option<&AccessibleRegion> {
-        let region = self.entries[key as usize % CACHED_REGIONS].as_ref();
+        let region = self.entries[key as usize % MAX_CACHED_REGIONS].as_ref();
         region.filter(|region| keys::key_of_generation_and_key(region.generation_and_key) == key)
     }
 
@@ -110,10 +110,10 @@ impl RegionCache {
                 .as_ref()
                 .filter(|owner| !owner.is_dead());
             let pin = owner.and_then(|owner| {
-                nic.keys.pin(
+                nic.key_table.pin_region(
                     &nic.fabric,
                     owner,
-                    region.table_index,
+                    region.key_table_index,
                     region.generation_and_key,
                 )
             });
@@ -129,17 +129,17 @@ impl RegionCache {
                 .is_some_and(|its| its != pd)
         });
         if strange && let Some(found) = find_key_in_shared_pd(nic, peer, pd, key) {
-            let (mut region, pin) = open_region(nic, &found.owner, found.index, key)?;
+            let (mut region, pin) = open_region(nic, &found.owner, found.key_table_index, key)?;
             region.rights.owner = region.rights.owner.with_pd_number(pd);
             region.owner_if_not_key_table_peer = Some(found.owner);
-            if self.shared_pd_regions.len() == CACHED_REGIONS {
+            if self.shared_pd_regions.len() == MAX_CACHED_REGIONS {
                 self.shared_pd_regions.swap_remove(0);
             }
             self.shared_pd_regions.push((pd, region));
             let last = self.shared_pd_regions.len() - 1;
             return Ok((&self.shared_pd_regions[last].1, pin));
         }
-        let entry = &mut self.entries[key as usize % CACHED_REGIONS];
+        let entry = &mut self.entries[key as usize % MAX_CACHED_REGIONS];
         *entry = None;
         let (index, _) = own.ok_or(KeyError::Unknown)?;
         let (region, pin) = open_region(nic, peer, index, key)?;
@@ -157,7 +157,7 @@ fn open_region(
     let mr = owner.segment.mr(index).ok_or(KeyError::Unknown)?;
     let seen = mr.generation_and_key.load(Ordering::Acquire);
     let pin = (keys::key_of_generation_and_key(seen) == key)
-        .then(|| nic.keys.pin(&nic.fabric, owner, index, seen))
+        .then(|| nic.key_table.pin_region(&nic.fabric, owner, index, seen))
         .flatten()
         .ok_or(KeyError::Unknown)?;
     let region = AccessibleRegion::open(&nic.peer_mappings, owner, (index, seen), mr);

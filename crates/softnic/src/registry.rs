@@ -15,7 +15,7 @@ use crate::lock::lock;
 use crate::nic::{Nic, NicObjects, PacketDeliveryCaller};
 use crate::path::{DEFAULT_PKEY, DropReason, MadDelivery, PacketArrival, note_packets_in_use};
 use crate::qp::Qp;
-use crate::qp_state::QpType;
+use crate::qp_attributes::QpType;
 use crate::recv::{
     awaits_gap_nak, has_answers_to_send, make_responder_nak_after_host_drops,
     process_request_or_datagram, send_answers,
@@ -38,7 +38,7 @@ struct NoticeReader {
 /// The objects of a NIC.
 pub(crate) struct ObjectRegistry {
     qps: Box<[SpinLock<Option<Arc<Qp>>>]>,
-    next_qp: AtomicUsize,
+    next_qp_index: AtomicUsize,
     cqs: Mutex<Vec<Option<Arc<Cq>>>>,
     /// Contexts that stand for other processes' devices, until those have ended.
     imported_contexts: Mutex<Vec<&'static Context>>,
@@ -50,7 +50,7 @@ pub(crate) struct ObjectRegistry {
 }
 
 /// Returns the objects of `nic`.
-pub(crate) fn of(nic: &Nic) -> &'static ObjectRegistry {
+pub(crate) fn objects_of_nic(nic: &Nic) -> &'static ObjectRegistry {
     match nic.objects.as_any().downcast_ref() {
         Some(registry) => registry,
         None => unreachable!("`process::new_nic` makes every NIC with a registry"),
@@ -94,17 +94,17 @@ impl NicObjects for ObjectRegistry {
         };
         let mut came = false;
         let mut touched = self.take_qps_with_postponed_answers();
-        let leaves_answers = by == PacketDeliveryCaller::Poll && touched.answering.is_empty();
+        let leaves_answers = by == PacketDeliveryCaller::Poll && touched.responding_qps.is_empty();
         for _ in 0..MAX_DELIVERY_ROUNDS {
             let now = now_ns();
-            let received = nic
-                .packet_path
-                .receive(&mut delivery, now, |arrival, packet| {
-                    if packet.bth.dest_qpn == GSI_QPN {
-                        return deliver_mad_to_process(nic, arrival, packet);
-                    }
-                    self.deliver_packet_to_qp(arrival, packet, now, &mut touched)
-                });
+            let received =
+                nic.packet_path
+                    .receive_and_deliver(&mut delivery, now, |arrival, packet| {
+                        if packet.bth.dest_qpn == GSI_QPN {
+                            return deliver_mad_to_process(nic, arrival, packet);
+                        }
+                        self.deliver_packet_to_qp(arrival, packet, now, &mut touched)
+                    });
             if received == 0 {
                 break;
             }
@@ -122,7 +122,7 @@ impl NicObjects for ObjectRegistry {
                 self.send_answers_or_postpone(&mut touched, now, heard);
             }
             touched.transmit_next(now);
-            nic.packet_path.flush();
+            nic.packet_path.send_enqueued();
             if by != PacketDeliveryCaller::BeforeQpChange
                 && delivery.is_drained()
                 && !touched.has_intra_process
@@ -131,32 +131,32 @@ impl NicObjects for ObjectRegistry {
             }
         }
         if leaves_answers {
-            self.postpone_answers(touched.answering);
-        } else if !touched.answering.is_empty() {
+            self.postpone_answers(touched.responding_qps);
+        } else if !touched.responding_qps.is_empty() {
             self.send_answers_or_postpone(
                 &mut touched,
                 now_ns(),
                 nic.packet_path.delivered_until_ns(),
             );
-            nic.packet_path.flush();
+            nic.packet_path.send_enqueued();
         }
         came
     }
 
     fn send_owed_answers(&self, nic: &Nic) {
         let mut owed = self.take_qps_with_postponed_answers();
-        if !owed.answering.is_empty() {
+        if !owed.responding_qps.is_empty() {
             self.send_answers_or_postpone(
                 &mut owed,
                 now_ns(),
                 nic.packet_path.delivered_until_ns(),
             );
-            nic.packet_path.flush();
+            nic.packet_path.send_enqueued();
         }
     }
 
     fn do_qps_share_context(&self, one: usize, other: usize) -> bool {
-        let (one, other) = (self.qp(one), self.qp(other));
+        let (one, other) = (self.qp_at_index(one), self.qp_at_index(other));
         one.zip(other)
             .is_some_and(|(one, other)| one.has_context_of(&other))
     }
@@ -181,8 +181,8 @@ const PKEY_FULL_MEMBER_BIT: u16 = 0x8000;
 /// Queue pairs for which packets have arrived.
 #[derive(Default)]
 struct QpsWithPackets {
-    answering: Vec<Arc<Qp>>,
-    requesting: Vec<Arc<Qp>>,
+    responding_qps: Vec<Arc<Qp>>,
+    requesting_qps: Vec<Arc<Qp>>,
     /// True if one of them is connected to a queue pair of this process: its packets come back here.
     has_intra_process: bool,
 }
@@ -190,14 +190,14 @@ struct QpsWithPackets {
 impl QpsWithPackets {
     /// Makes responders ask for the requests that follow the received ones.
     fn tell_responders_of_host_drops(&self) {
-        for qp in &self.answering {
+        for qp in &self.responding_qps {
             make_responder_nak_after_host_drops(qp);
         }
     }
 
     /// Transmits the next packets of the requesters.
     fn transmit_next(&mut self, now: u64) {
-        for qp in self.requesting.drain(..) {
+        for qp in self.requesting_qps.drain(..) {
             transmit_after_answers(&qp, now);
         }
     }
@@ -208,7 +208,7 @@ impl QpsWithPackets {
 const MAX_DELIVERY_ROUNDS: usize = 4;
 
 /// Adds `qp` once to a list of few queue pairs.
-fn add(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
+fn add_qp_once(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
     if !list.iter().rev().any(|other| Arc::ptr_eq(other, qp)) {
         list.push(Arc::clone(qp));
     }
@@ -272,7 +272,7 @@ impl ObjectRegistry {
         let is_notification = bth.transport == Transport::Cnp;
         if bth.operation.is_response() {
             process_answer_or_congestion_notice(&qp, arrival, packet, now)?;
-            add(&mut touched.requesting, &qp);
+            add_qp_once(&mut touched.requesting_qps, &qp);
         }
         // A congestion notification slows down both ends of a queue pair.
         if is_notification || !bth.operation.is_response() {
@@ -285,7 +285,7 @@ impl ObjectRegistry {
                 let addresses = &arrival.flow.addresses;
                 touched.has_intra_process |=
                     addresses.src() == addresses.dst() && qp.has_peer_in_process();
-                add(&mut touched.answering, &qp);
+                add_qp_once(&mut touched.responding_qps, &qp);
             }
         }
         Ok(())
@@ -297,8 +297,8 @@ impl ObjectRegistry {
             send_answers(qp, now, heard);
             awaits_gap_nak(qp)
         };
-        touched.answering.retain(waits);
-        self.postpone_answers(std::mem::take(&mut touched.answering));
+        touched.responding_qps.retain(waits);
+        self.postpone_answers(std::mem::take(&mut touched.responding_qps));
     }
 
     /// Leaves the answers of queue pairs to the next check.
@@ -322,10 +322,10 @@ impl ObjectRegistry {
             let mut owed = self.qps_owing_answers.lock();
             self.has_owed_answers.store(false, Ordering::Relaxed);
             let qps = owed.drain(..).filter_map(|qpn| self.qp_by_number(qpn));
-            touched.answering.extend(qps);
+            touched.responding_qps.extend(qps);
             drop(owed);
             // A later post of the queue pair may have taken the answers along.
-            touched.answering.retain(|qp| has_answers_to_send(qp));
+            touched.responding_qps.retain(|qp| has_answers_to_send(qp));
         }
         touched
     }
@@ -334,7 +334,7 @@ impl ObjectRegistry {
     pub(crate) fn new() -> Self {
         Self {
             qps: (0..MAX_QPS).map(|_| SpinLock::new(None)).collect(),
-            next_qp: AtomicUsize::new(0),
+            next_qp_index: AtomicUsize::new(0),
             cqs: Mutex::new(Vec::new()),
             imported_contexts: Mutex::new(Vec::new()),
             notice_reader: SpinLock::new(NoticeReader::default()),
@@ -351,7 +351,7 @@ impl ObjectRegistry {
         make: impl FnOnce(usize) -> Result<Arc<Qp>, i32>,
     ) -> Result<Arc<Qp>, i32> {
         for _ in 0..MAX_QPS {
-            let index = self.next_qp.fetch_add(1, Ordering::Relaxed) % MAX_QPS;
+            let index = self.next_qp_index.fetch_add(1, Ordering::Relaxed) % MAX_QPS;
             let mut place = self.qps[index].lock();
             if place.is_none() {
                 nic.fabric
@@ -379,7 +379,7 @@ impl ObjectRegistry {
     }
 
     /// Returns the queue pair at `index`.
-    pub(crate) fn qp(&self, index: usize) -> Option<Arc<Qp>> {
+    pub(crate) fn qp_at_index(&self, index: usize) -> Option<Arc<Qp>> {
         self.qps.get(index)?.lock().clone()
     }
 
@@ -391,7 +391,7 @@ impl ObjectRegistry {
 
     /// Returns the queue pair of this process with that number.
     pub(crate) fn qp_by_number(&self, qpn: u32) -> Option<Arc<Qp>> {
-        let qp = self.qp(qpn as usize % MAX_QPS)?;
+        let qp = self.qp_at_index(qpn as usize % MAX_QPS)?;
         (qp.qpn == qpn).then_some(qp)
     }
 
@@ -438,14 +438,14 @@ impl ObjectRegistry {
     }
 
     /// Raises `IBV_EVENT_DEVICE_FATAL` at the contexts whose device's process has ended.
-    pub(crate) fn raise_fatal_for_imported(&self) {
+    pub(crate) fn raise_device_fatal_for_imported_contexts(&self) {
         lock(&self.imported_contexts).retain(|context| {
             let ended = context
                 .imported_from
                 .as_ref()
                 .is_some_and(|home| home.is_dead());
             if ended {
-                context.raise_fatal();
+                context.raise_device_fatal_event();
             }
             !ended
         });
@@ -479,9 +479,9 @@ impl ObjectRegistry {
         let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
             && header.dest_incarnation.load(Ordering::Relaxed) == nic.this_process().incarnation
             && qpn >> QP_INDEX_BITS == nic.this_process().slot;
-        match self.qp(qpn % MAX_QPS) {
+        match self.qp_at_index(qpn % MAX_QPS) {
             Some(qp) if ours => qp.open_inbound_ring(peer, offset),
-            _ => header.receiver_detached.store(1, Ordering::Release),
+            _ => header.is_receiver_detached.store(1, Ordering::Release),
         }
         Ok(())
     }

@@ -110,10 +110,10 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         sge: &ibv_sge,
     ) -> Result<*mut u8, SgeError> {
         self.release_region();
-        let (region, at, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
+        let (region, at, pin) = check_and_pin_sge(nic, cache, pd, sge, WRITE)?;
         let here = region.mapped_address(at).ok_or(SgeError::Unmapped)?;
         // In a region of the whole address space, the mapping is looked up each time.
-        if !at.is_on_demand()
+        if !at.is_whole_address_space()
             && let Ok(grant) = authorize_region(
                 &region.rights,
                 local_access(WRITE),
@@ -180,7 +180,7 @@ fn local_access(write: bool) -> Access {
 /// Checks the bytes that an SGE names, for reading or writing. Returns their region, the permitted range and the
 /// region's pin.
 #[inline(always)]
-pub(crate) fn checked_sge<'c>(
+pub(crate) fn check_and_pin_sge<'c>(
     nic: &'static Nic,
     cache: &'c mut RegionCache,
     pd: u32,
@@ -190,7 +190,7 @@ pub(crate) fn checked_sge<'c>(
     let (region, pin) = cache
         .get_pinned(nic, nic.this_process(), sge.lkey, || pd)
         .map_err(|error| {
-            why::note_cause(error.cause(MemorySide::Local, bytes_of(sge)));
+            why::note_cause(error.failure_cause(MemorySide::Local, named_range_of_sge(sge)));
             SgeError::Protection
         })?;
     let range = (sge.addr, sge.length.into());
@@ -205,13 +205,13 @@ pub(crate) fn checked_sge<'c>(
         why::note_cause(FailureCause::of_denied_access(
             denied,
             MemorySide::Local,
-            bytes_of(sge),
+            named_range_of_sge(sge),
             access,
             rights,
         ));
         SgeError::Protection
     })?;
-    if at.is_on_demand() && !is_mapped(region, sge, write) {
+    if at.is_whole_address_space() && !is_sge_mapped(region, sge, write) {
         why::note_cause(FailureCause::MemoryInaccessible {
             side: MemorySide::Local,
         });
@@ -220,7 +220,7 @@ pub(crate) fn checked_sge<'c>(
     Ok((region, at, pin))
 }
 
-fn bytes_of(sge: &ibv_sge) -> NamedMemoryRange {
+fn named_range_of_sge(sge: &ibv_sge) -> NamedMemoryRange {
     NamedMemoryRange {
         addr: sge.addr,
         len: sge.length.into(),
@@ -230,9 +230,9 @@ fn bytes_of(sge: &ibv_sge) -> NamedMemoryRange {
 
 /// Returns true if an SGE in a region of the whole address space points to memory.
 #[cold]
-fn is_mapped(region: &AccessibleRegion, sge: &ibv_sge, write: bool) -> bool {
+fn is_sge_mapped(region: &AccessibleRegion, sge: &ibv_sge, write: bool) -> bool {
     // The memory of another process is not known here; the system call checks it.
-    !region.of_this_process || shm::mem::prefault(sge.addr, sge.length.into(), write)
+    !region.is_of_this_process || shm::mem::prefault(sge.addr, sge.length.into(), write)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use crate::biased_lock::{BiasedGuard, BiasedLock};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::event::UnacknowledgedEvents;
-use crate::listed::{ListedObject, ListedSrq};
-use crate::live;
+use crate::listed_object::{ListedObject, ListedSrq};
+use crate::live_handles;
 use crate::pd::Pd;
 use crate::recv::RecvQueue;
 use crate::xrc::XrcSrq;
@@ -22,21 +22,21 @@ use crate::xrc::XrcSrq;
 pub(crate) struct Srq {
     abi: AbiCell<ibv_srq>,
     pub(crate) context: &'static Context,
-    pub(crate) queue: BiasedLock<RecvQueue>,
+    pub(crate) recv_queue: BiasedLock<RecvQueue>,
     pub(crate) qp_count: AtomicUsize,
     /// 1 + the index of the only receive CQ of the queue pairs; 0 if there is none, `MANY_CQS` if there are several.
     only_recv_cq_index_plus_1: AtomicUsize,
-    pub(crate) unacknowledged: UnacknowledgedEvents,
-    pub(crate) xrc: Option<XrcSrq>,
+    pub(crate) unacknowledged_events: UnacknowledgedEvents,
+    pub(crate) xrc_srq: Option<XrcSrq>,
     /// The CQ in which operations on the tag matching list complete, if the queue has such a list.
     pub(crate) tag_ops_cq: Option<Arc<Cq>>,
     /// The queue on lists of the fabric's objects.
-    pub(crate) listed: ListedObject,
+    pub(crate) listed_object: ListedObject,
     /// The protection domain, which the queue uses until it is destroyed.
     pub(crate) pd: Arc<Pd>,
 }
 
-live::object!(Srq, ibv_srq);
+live_handles::object!(Srq, ibv_srq);
 
 const MANY_CQS: usize = usize::MAX;
 
@@ -60,15 +60,15 @@ impl Srq {
             cq_index: own_cq.map(|cq| cq.index),
         };
         Self {
-            listed: ListedObject::srq(pd.context.nic, pd.context.device.number, &shown),
+            listed_object: ListedObject::list_srq(pd.context.nic, pd.context.device.number, &shown),
             abi: AbiCell::new(abi),
             context: pd.context,
             pd,
-            queue: BiasedLock::new(queue),
+            recv_queue: BiasedLock::new(queue),
             qp_count: AtomicUsize::new(0),
             only_recv_cq_index_plus_1: AtomicUsize::new(0),
-            unacknowledged: UnacknowledgedEvents::default(),
-            xrc,
+            unacknowledged_events: UnacknowledgedEvents::default(),
+            xrc_srq: xrc,
             tag_ops_cq: tags_cq,
         }
     }
@@ -85,7 +85,7 @@ impl Srq {
 
     /// Returns true if all queue pairs of this queue have had the same receive CQ since its creation.
     pub(crate) fn has_one_recv_cq(&self) -> bool {
-        self.xrc.is_none() && self.only_recv_cq_index_plus_1.load(Relaxed) != MANY_CQS
+        self.xrc_srq.is_none() && self.only_recv_cq_index_plus_1.load(Relaxed) != MANY_CQS
     }
 
     /// Returns the program's handle.
@@ -94,20 +94,20 @@ impl Srq {
     }
 
     /// Returns the number by which requesters name the queue. Only XRC queues have one.
-    pub(crate) fn number(&self) -> Option<u32> {
-        self.xrc.as_ref().map(|xrc| xrc.number)
+    pub(crate) fn xrc_srqn(&self) -> Option<u32> {
+        self.xrc_srq.as_ref().map(|xrc| xrc.srqn)
     }
 
     /// Returns the CQ of completions that no queue pair's send or receive queue accounts for, and the largest number of
     /// them at a time.
     pub(crate) fn own_cq_and_max_completions(&self) -> Option<(&Arc<Cq>, u64)> {
-        let mut queue = self.queue.lock();
-        match (&self.xrc, &self.tag_ops_cq) {
+        let mut queue = self.recv_queue.lock();
+        match (&self.xrc_srq, &self.tag_ops_cq) {
             // Queue pairs of an XRC domain have no receive CQ.
             (Some(xrc), _) => Some((&xrc.cq, queue.max_wr())),
             (None, Some(cq)) => {
                 // Each entry can complete twice: when it is added to the list, and when a message takes it.
-                let entries = queue.tags_mut().map_or(0, |tags| tags.max_entries());
+                let entries = queue.tag_list_mut().map_or(0, |tags| tags.max_entries());
                 Some((cq, 2 * entries as u64))
             }
             (None, None) => None,
@@ -120,7 +120,7 @@ impl Srq {
         if queue.srq_limit != 0 && queue.len() < u64::from(queue.srq_limit) {
             queue.srq_limit = 0;
             self.context
-                .raise_srq(IBV_EVENT_SRQ_LIMIT_REACHED, self.handle());
+                .raise_srq_event(IBV_EVENT_SRQ_LIMIT_REACHED, self.handle());
         }
     }
 }

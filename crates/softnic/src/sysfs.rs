@@ -77,13 +77,13 @@ fn traffic_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
         process_ports_key: traffic::own_port_counters_key(),
         host_wide_number: port.place.host_wide_number().into(),
     };
-    let folder = traffic::create_folder(&fabric, name).ok()?;
+    let folder = traffic::create_counter_folder(&fabric, name).ok()?;
     Some(SysfsFile {
         path: format!(
             "class/infiniband/{device}/ports/{}/counters",
             port.place.port_num
         ),
-        content: SysfsContent::Folder(folder),
+        content: SysfsContent::ExternalFolderLink(folder),
     })
 }
 
@@ -97,14 +97,14 @@ fn counter_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
     Fabric::make_dir(&fabric).ok()?;
     let files = PortCounterFiles::of_port(&fabric, port.place).ok()?;
     files
-        .create_missing(path::NAMES, path::PUBLICATION_INTERVAL)
+        .create_missing_files(path::NAMES, path::COUNTER_PUBLICATION_INTERVAL)
         .ok()?;
     Some(SysfsFile {
         path: format!(
             "class/infiniband/{device}/ports/{}/hw_counters",
             port.place.port_num
         ),
-        content: SysfsContent::Folder(files.folder().to_owned()),
+        content: SysfsContent::ExternalFolderLink(files.folder().to_owned()),
     })
 }
 
@@ -126,7 +126,7 @@ fn device_files(
 
     for device in devices {
         let at = format!("class/infiniband/{}", device.name);
-        let guid = guid(device.node_guid);
+        let guid = format_guid(device.node_guid);
         file(format!("{at}/node_type"), transport.node_type_text());
         file(format!("{at}/node_desc"), &device.name);
         file(format!("{at}/node_guid"), &guid);
@@ -138,8 +138,8 @@ fn device_files(
         }
         // Programs list the folder to learn at which address the device is reached.
         let first = beside.clone().filter(|_| device.number == 0);
-        for (name, number) in interfaces_of(device, interfaces, first) {
-            let at = sysfs_pci::folder(device.number);
+        for (name, number) in interfaces_of_device(device, interfaces, first) {
+            let at = sysfs_pci::pci_function_folder(device.number);
             file(format!("{at}/net/{name}/ifindex"), &number.to_string());
         }
 
@@ -151,7 +151,7 @@ fn device_files(
             );
         }
         for port in device.ports() {
-            port_files(&mut file, &at, port, interfaces);
+            add_port_files(&mut file, &at, port, interfaces);
         }
 
         let verbs = format!("class/infiniband_verbs/{}", uverbs_name(device.number));
@@ -163,13 +163,13 @@ fn device_files(
     // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
     file("class/infiniband_verbs/abi_version".to_owned(), "6");
     for device in devices {
-        files.extend(sysfs_pci::function_files(device, identity));
+        files.extend(sysfs_pci::pci_function_files(device, identity));
     }
     files
 }
 
 /// The network interfaces beside the ports of a device, by name and number; `first` is the one beside the first port.
-fn interfaces_of(
+fn interfaces_of_device(
     device: &Device,
     interfaces: &Path,
     first: Option<(String, u32)>,
@@ -192,7 +192,12 @@ fn interfaces_of(
 }
 
 /// Adds the files of the port of `device`.
-fn port_files(file: &mut impl FnMut(String, &str), device: &str, port: &Port, interfaces: &Path) {
+fn add_port_files(
+    file: &mut impl FnMut(String, &str),
+    device: &str,
+    port: &Port,
+    interfaces: &Path,
+) {
     let attr = port.attr();
     let at = format!("{device}/ports/{}", port.place.port_num);
     // Names of `ib_port_state` and `ib_port_phys_state` as `linux:drivers/infiniband/core/sysfs.c` spells them.
@@ -230,7 +235,7 @@ fn port_files(file: &mut impl FnMut(String, &str), device: &str, port: &Port, in
 }
 
 /// Formats a GUID as in sysfs: four words of 16 bits.
-fn guid(bytes: [u8; 8]) -> String {
+fn format_guid(bytes: [u8; 8]) -> String {
     let mut text = String::new();
     for (n, pair) in bytes.chunks(2).enumerate() {
         let colon = if n == 0 { "" } else { ":" };

@@ -19,7 +19,7 @@ pub enum SysfsContent {
     /// A file with these bytes.
     Bytes(Vec<u8>),
     /// A link to this folder elsewhere, whose files change.
-    Folder(PathBuf),
+    ExternalFolderLink(PathBuf),
     /// A relative link to another folder of sysfs.
     Link(String),
 }

@@ -14,16 +14,19 @@ use crate::sysfs_file::{SysfsContent, SysfsFile};
 
 /// The PCI domain of the functions, as in their addresses. Firmware numbers domains from 0 on, so that no machine has so
 /// many; addresses of five digits, as behind Intel's VMD, are not understood by NCCL.
-const DOMAIN: &str = "fffe";
+const PCI_DOMAIN: &str = "fffe";
 
 /// The address of the function behind device `number`.
-fn address(number: u8) -> String {
-    format!("{DOMAIN}:{number:02x}:00.0")
+fn pci_address(number: u8) -> String {
+    format!("{PCI_DOMAIN}:{number:02x}:00.0")
 }
 
 /// The folder of the function behind device `number`, below `/sys`.
-pub(crate) fn folder(number: u8) -> String {
-    format!("devices/pci{DOMAIN}:{number:02x}/{}", address(number))
+pub(crate) fn pci_function_folder(number: u8) -> String {
+    format!(
+        "devices/pci{PCI_DOMAIN}:{number:02x}/{}",
+        pci_address(number)
+    )
 }
 
 /// Numbers that identify a function.
@@ -35,7 +38,7 @@ struct PciIds {
 }
 
 impl PciIds {
-    fn of(device: &Device, identity: &Identity) -> Self {
+    fn from_device(device: &Device, identity: &Identity) -> Self {
         // Mellanox' driver reports an OUI to the verbs, other drivers their PCI vendor (pci.ids). No vendor has 0xffff, as
         // none has the OUI ff:ff:ff.
         let vendor = match identity.vendor_id {
@@ -82,12 +85,12 @@ const RESOURCE_LINES: usize = 13;
 
 /// Returns the files of the function behind a device, with the links to it. The function is on no NUMA node (`-1`), and near
 /// all processors.
-pub(crate) fn function_files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
-    let at = folder(device.number);
-    let (address, number) = (address(device.number), device.number);
-    let bus = format!("{DOMAIN}:{number:02x}");
+pub(crate) fn pci_function_files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
+    let at = pci_function_folder(device.number);
+    let (address, number) = (pci_address(device.number), device.number);
+    let bus = format!("{PCI_DOMAIN}:{number:02x}");
     let bus_folder = format!("devices/pci{bus}/pci_bus/{bus}");
-    let ids = PciIds::of(device, identity);
+    let ids = PciIds::from_device(device, identity);
     let mut files = Vec::new();
     let mut add = |path: String, content| files.push(SysfsFile { path, content });
 

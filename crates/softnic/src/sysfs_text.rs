@@ -13,11 +13,11 @@ pub fn read_sysfs_text(path: &Path, buf: &mut [u8]) -> io::Result<usize> {
     let mut text = Vec::new();
     let limit = u64::try_from(buf.len()).unwrap_or(u64::MAX);
     File::open(path)?.take(limit).read_to_end(&mut text)?;
-    copy_with_zero(&text, buf).ok_or_else(|| io::Error::from_raw_os_error(libc::ERANGE))
+    copy_with_terminating_zero(&text, buf).ok_or_else(|| io::Error::from_raw_os_error(libc::ERANGE))
 }
 
 /// Copies the text that was read into `buf`, with a zero behind it. `None` if both do not fit.
-fn copy_with_zero(read: &[u8], buf: &mut [u8]) -> Option<usize> {
+fn copy_with_terminating_zero(read: &[u8], buf: &mut [u8]) -> Option<usize> {
     if read.is_empty() {
         return Some(0);
     }
@@ -44,7 +44,7 @@ pub(crate) fn fuzz(file: &[u8]) {
         let mut buf = vec![0xa5; size + 1];
         let (within, behind) = buf.split_at_mut(size);
         let read = &file[..size.min(file.len())];
-        match copy_with_zero(read, within) {
+        match copy_with_terminating_zero(read, within) {
             Some(0) if read.is_empty() => assert!(within.iter().all(|&b| b == 0xa5)),
             Some(len) => {
                 assert!(read.starts_with(&within[..len]) && within[len] == 0);
@@ -64,7 +64,7 @@ mod tests {
     fn a_text_ends_in_the_buffer_or_is_refused() {
         let put = |read: &[u8], size: usize| {
             let mut buf = [0xa5; 8];
-            let len = super::copy_with_zero(read, &mut buf[..size]);
+            let len = super::copy_with_terminating_zero(read, &mut buf[..size]);
             (len, buf)
         };
         assert_eq!(put(b"1.0\n", 8), (Some(3), *b"1.0\0\xa5\xa5\xa5\xa5"));

@@ -19,8 +19,8 @@ use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::recv::RecvSide;
 use crate::srq::Srq;
-use shm::barrier;
 use shm::fabric::layout::*;
+use shm::membarrier;
 use shm::sync::SpinLock;
 
 /// The file that names a domain: device and inode.
@@ -46,13 +46,13 @@ pub(crate) struct XrcSrq {
     /// The CQ in which receives of this queue complete.
     pub(crate) cq: Arc<Cq>,
     /// The number by which requesters name the queue.
-    pub(crate) number: u32,
+    pub(crate) srqn: u32,
 }
 
 /// The role of a queue pair in XRC.
 pub(crate) enum XrcRole {
     /// The queue pair does not use XRC.
-    No,
+    NotXrc,
     /// The queue pair sends to shared receive queues.
     Send,
     /// The queue pair receives for the queues of a domain; with the use count of the handle through which it was made.
@@ -69,11 +69,11 @@ pub(crate) fn is_xrc_in_use() -> bool {
 }
 
 /// The domains of all NICs that this process has had (a forked child has one of its own).
-static DOMAINS: Mutex<Vec<Weak<Xrcd>>> = Mutex::new(Vec::new());
+static XRC_DOMAINS: Mutex<Vec<Weak<Xrcd>>> = Mutex::new(Vec::new());
 
 /// Returns the domains of `nic`.
-fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
-    let mut domains = lock(&DOMAINS);
+fn xrc_domains_of_nic(nic: &Nic) -> Vec<Arc<Xrcd>> {
+    let mut domains = lock(&XRC_DOMAINS);
     domains.retain(|domain| domain.strong_count() != 0);
     let live = domains.iter().filter_map(Weak::upgrade);
     live.filter(|domain| std::ptr::eq(domain.nic, nic))
@@ -81,8 +81,8 @@ fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
 }
 
 /// The domain of a context's device that a file names.
-pub(crate) fn domain_of(context: &Context, file: FileId) -> Option<Arc<Xrcd>> {
-    domains(context.nic).into_iter().find(|domain| {
+pub(crate) fn find_domain_of_file(context: &Context, file: FileId) -> Option<Arc<Xrcd>> {
+    xrc_domains_of_nic(context.nic).into_iter().find(|domain| {
         let device = domain.cq_seen_by_peers.context.device;
         domain.file == Some(file) && device.number == context.device.number
     })
@@ -90,21 +90,21 @@ pub(crate) fn domain_of(context: &Context, file: FileId) -> Option<Arc<Xrcd>> {
 
 /// Registers a domain for polls and the engine.
 pub(crate) fn add_domain(domain: &Arc<Xrcd>) {
-    lock(&DOMAINS).push(Arc::downgrade(domain));
+    lock(&XRC_DOMAINS).push(Arc::downgrade(domain));
 }
 
 /// Delivers the messages that have arrived in all domains.
 #[cold]
 pub(crate) fn deliver_in_all_domains(nic: &Nic) {
-    for domain in domains(nic) {
+    for domain in xrc_domains_of_nic(nic) {
         domain.deliver_arrived_messages();
     }
 }
 
 /// Delivers arrived messages for the engine. Returns true if a record waits for a deadline.
-pub(crate) fn deliver_for_engine(nic: &Nic) -> bool {
+pub(crate) fn deliver_in_all_domains_for_engine(nic: &Nic) -> bool {
     let mut waiting = false;
-    for domain in domains(nic) {
+    for domain in xrc_domains_of_nic(nic) {
         waiting |= domain.deliver_arrived_messages();
         domain.update_arming();
     }
@@ -114,7 +114,7 @@ pub(crate) fn deliver_for_engine(nic: &Nic) -> bool {
 /// Makes peers that send to the domains' queue pairs call the engine, because a CQ has been armed.
 #[cold]
 pub(crate) fn arm_domain_cqs(nic: &Nic) {
-    for domain in domains(nic) {
+    for domain in xrc_domains_of_nic(nic) {
         // SYNC POINT A, as in `Cq::arm_domain_cqs`.
         domain.cq_seen_by_peers.arm_for_xrc_cqs();
     }
@@ -173,7 +173,7 @@ impl Xrcd {
     pub(crate) fn remove_srq(&self, number: u32) {
         // With the lock, no message is being received for the queue when this returns.
         let _sides = self.recv_sides.lock();
-        lock(&self.srqs).retain(|srq| srq.number() != Some(number));
+        lock(&self.srqs).retain(|srq| srq.xrc_srqn() != Some(number));
         if let Some(shared) = self
             .nic
             .this_process()
@@ -185,19 +185,19 @@ impl Xrcd {
     }
 
     /// Returns the shared receive queue with that number.
-    pub(crate) fn srq(&self, number: u32) -> Option<Arc<Srq>> {
+    pub(crate) fn find_srq(&self, number: u32) -> Option<Arc<Srq>> {
         let srqs = lock(&self.srqs);
-        srqs.iter().find(|s| s.number() == Some(number)).cloned()
+        srqs.iter().find(|s| s.xrc_srqn() == Some(number)).cloned()
     }
 
-    pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
+    pub(crate) fn add_receiving_qp(&self, qp: &Arc<Qp>) {
         self.recv_sides.lock().push(RecvSide::new(Arc::clone(qp)));
     }
 
-    pub(crate) fn remove_receiver(&self, qp: &Qp) {
+    pub(crate) fn remove_receiving_qp(&self, qp: &Qp) {
         let mut sides = self.recv_sides.lock();
         if let Some(at) = sides.iter().position(|s| s.qp().index == qp.index) {
-            sides.swap_remove(at).detach_all();
+            sides.swap_remove(at).detach_all_rings();
         }
         drop(sides);
         self.drop_completions_of_qp(qp.qpn);
@@ -206,14 +206,14 @@ impl Xrcd {
     /// Drops the completions of a queue pair.
     pub(crate) fn drop_completions_of_qp(&self, qpn: u32) {
         for srq in lock(&self.srqs).iter() {
-            if let Some(xrc) = &srq.xrc {
+            if let Some(xrc) = &srq.xrc_srq {
                 xrc.cq.drop_completions_of_qp(qpn);
             }
         }
     }
 
     /// Runs `f` on the receive side of `qp`.
-    pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
+    pub(crate) fn with_recv_side(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
         let mut sides = self.recv_sides.lock();
         f(sides.iter_mut().find(|s| s.qp().index == qp.index));
     }
@@ -230,7 +230,7 @@ impl Xrcd {
     fn is_any_srq_cq_armed(&self) -> bool {
         lock(&self.srqs)
             .iter()
-            .any(|srq| srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_armed()))
+            .any(|srq| srq.xrc_srq.as_ref().is_some_and(|xrc| xrc.cq.is_armed()))
     }
 
     /// Lets peers call the engine again, as long as a thread waits for completions.
@@ -243,7 +243,7 @@ impl Xrcd {
         if armed {
             self.cq_seen_by_peers.arm_for_xrc_cqs();
         }
-        barrier::membarrier_all_processes();
+        membarrier::membarrier_all_processes();
         // A CQ that was armed meanwhile may have found the gatherer armed, before this function disarmed it.
         if !armed && self.is_any_srq_cq_armed() {
             arm_domain_cqs(self.nic);

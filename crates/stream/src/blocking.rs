@@ -14,8 +14,8 @@ use crate::error::{SetupError, StreamError};
 use crate::handshake::{ClientHandshake, ClientRequest, ServerAnswer, ServerHandshake, encode_ack};
 use crate::nic::{Config, ConfigAndNic, Nic, RdmaPolicy};
 use crate::pool::Pool;
-use crate::prepared::PreparedConnection;
-use crate::tcp;
+use crate::prepared_connection::PreparedConnection;
+use crate::tcp_beside_rdma;
 
 /// Maximum time for which dropping a stream waits until the peer's NIC has received all sent data.
 const DROP_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const DROP_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connects blocking streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    setup: Arc<ConfigAndNic>,
+    config_and_nic: Arc<ConfigAndNic>,
 }
 
 impl Connector {
@@ -34,7 +34,7 @@ impl Connector {
     /// device cannot be opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
-            setup: Arc::new(ConfigAndNic::new(config)?),
+            config_and_nic: Arc::new(ConfigAndNic::new(config)?),
         })
     }
 
@@ -47,16 +47,16 @@ impl Connector {
     /// Returns an error if no server listens at the address, the handshake fails, or RDMA is
     /// required and unavailable.
     pub fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
-        let setup = &*self.setup;
+        let setup = &*self.config_and_nic;
         let tcp = connect_tcp(address)?;
         let Some(prepared) = setup.prepare_client(Nic::prepare_qp_with_own_channel)? else {
-            return Ok(Stream::tcp(tcp, Vec::new()));
+            return Ok(Stream::over_tcp(tcp, Vec::new()));
         };
         let mut answered = false;
         match negotiate_rdma_or_tcp_as_client(tcp, prepared, setup, address, &mut answered) {
             Err(why) if setup.must_connect_by_tcp(&why, answered) => {
                 tracing::debug!(%address, %why, "no hello from the server: plain TCP");
-                Ok(Stream::tcp(connect_tcp(address)?, Vec::new()))
+                Ok(Stream::over_tcp(connect_tcp(address)?, Vec::new()))
             }
             other => Ok(other?),
         }
@@ -65,7 +65,7 @@ impl Connector {
 
 fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect(address)?;
-    tcp::configure(&tcp)?;
+    tcp_beside_rdma::set_tcp_options(&tcp)?;
     Ok(tcp)
 }
 
@@ -73,7 +73,7 @@ fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
-    setup: Arc<ConfigAndNic>,
+    config_and_nic: Arc<ConfigAndNic>,
 }
 
 impl Listener {
@@ -86,7 +86,7 @@ impl Listener {
         let setup = Arc::new(ConfigAndNic::new(config)?);
         Ok(Self {
             tcp: TcpListener::bind(address)?,
-            setup,
+            config_and_nic: setup,
         })
     }
 
@@ -105,13 +105,17 @@ impl Listener {
     /// Returns an error if the client's handshake fails; the listener remains usable.
     pub fn accept(&self) -> io::Result<Stream> {
         let (tcp, client) = self.tcp.accept()?;
-        tcp::configure(&tcp)?;
-        Ok(negotiate_rdma_or_tcp_as_server(tcp, &self.setup, client)?)
+        tcp_beside_rdma::set_tcp_options(&tcp)?;
+        Ok(negotiate_rdma_or_tcp_as_server(
+            tcp,
+            &self.config_and_nic,
+            client,
+        )?)
     }
 }
 
 /// Reads the next bytes of a handshake: at least one, at most `wants`.
-fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Vec<u8>> {
+fn read_handshake_bytes(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Vec<u8>> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
@@ -144,7 +148,7 @@ fn negotiate_rdma_or_tcp_as_client(
         ClientHandshake::new(setup.config.client_handshake_version, &prepared.hello());
     tcp.write_all(&hello)?;
     let answer = loop {
-        let bytes = read_some(&mut tcp, client.max_bytes_to_read(), until)?;
+        let bytes = read_handshake_bytes(&mut tcp, client.max_bytes_to_read(), until)?;
         *answered = true;
         if let Some(answer) = client.receive(&bytes)? {
             break answer;
@@ -158,9 +162,11 @@ fn negotiate_rdma_or_tcp_as_client(
     };
     tcp.write_all(&encode_ack(connected.is_some()))?;
     match connected {
-        Some(connection) => Stream::rdma(tcp, connection, setup.config.spin_time),
-        None if setup.config.policy == RdmaPolicy::RdmaOnly => Err(SetupError::TcpOnly(address)),
-        None => Ok(Stream::tcp(tcp, Vec::new())),
+        Some(connection) => Stream::over_rdma(tcp, connection, setup.config.spin_time),
+        None if setup.config.rdma_policy == RdmaPolicy::RdmaOnly => {
+            Err(SetupError::PeerOffersOnlyTcp(address))
+        }
+        None => Ok(Stream::over_tcp(tcp, Vec::new())),
     }
 }
 
@@ -172,17 +178,19 @@ fn negotiate_rdma_or_tcp_as_server(
     let until = Instant::now() + setup.config.handshake_timeout;
     let mut server = ServerHandshake::new();
     let request = loop {
-        let bytes = read_some(&mut tcp, server.max_bytes_to_read(), until)?;
+        let bytes = read_handshake_bytes(&mut tcp, server.max_bytes_to_read(), until)?;
         if let Some(request) = server.receive(&bytes)? {
             break request;
         }
     };
-    let required = setup.config.policy == RdmaPolicy::RdmaOnly;
+    let required = setup.config.rdma_policy == RdmaPolicy::RdmaOnly;
     let hello = match request {
-        ClientRequest::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
-        ClientRequest::Plain(first) => return Ok(Stream::tcp(tcp, first)),
+        ClientRequest::OtherProtocol(_) if required => {
+            return Err(SetupError::PeerOffersOnlyTcp(client));
+        }
+        ClientRequest::OtherProtocol(first) => return Ok(Stream::over_tcp(tcp, first)),
         ClientRequest::Rdma(hello) => Some(hello),
-        ClientRequest::Tcp => None,
+        ClientRequest::MustDecline => None,
     };
     // Connect before the answer is sent: the client may send data as soon as it has received the
     // answer.
@@ -190,15 +198,17 @@ fn negotiate_rdma_or_tcp_as_server(
         .and_then(|hello| setup.connect_and_make_answer(&hello, Nic::prepare_qp_with_own_channel));
     tcp.write_all(&server.encode_answer(connected.as_ref().map(|(_, own)| own)))?;
     let wanted = loop {
-        let bytes = read_some(&mut tcp, server.max_bytes_to_read(), until)?;
+        let bytes = read_handshake_bytes(&mut tcp, server.max_bytes_to_read(), until)?;
         if let Some(wanted) = server.receive_ack(&bytes)? {
             break wanted;
         }
     };
     match connected {
-        Some((connection, _)) if wanted => Stream::rdma(tcp, connection, setup.config.spin_time),
-        _ if required => Err(SetupError::TcpOnly(client)),
-        _ => Ok(Stream::tcp(tcp, Vec::new())),
+        Some((connection, _)) if wanted => {
+            Stream::over_rdma(tcp, connection, setup.config.spin_time)
+        }
+        _ if required => Err(SetupError::PeerOffersOnlyTcp(client)),
+        _ => Ok(Stream::over_tcp(tcp, Vec::new())),
     }
 }
 
@@ -213,25 +223,29 @@ pub struct Stream {
     /// Bytes that were read during the handshake although they belong to the stream over plain TCP.
     handshake_leftover: Bytes,
     rdma: Option<Box<Connection>>,
-    spin: Duration,
+    spin_time: Duration,
     timeout: Option<Duration>,
 }
 
 impl Stream {
-    fn tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
+    fn over_tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
         Self {
             tcp,
             handshake_leftover: first.into(),
             rdma: None,
-            spin: Duration::ZERO,
+            spin_time: Duration::ZERO,
             timeout: None,
         }
     }
 
-    fn rdma(tcp: TcpStream, connection: Connection, spin: Duration) -> Result<Self, SetupError> {
+    fn over_rdma(
+        tcp: TcpStream,
+        connection: Connection,
+        spin: Duration,
+    ) -> Result<Self, SetupError> {
         tcp.set_nonblocking(true)?;
-        let mut stream = Self::tcp(tcp, Vec::new());
-        (stream.rdma, stream.spin) = (Some(Box::new(connection)), spin);
+        let mut stream = Self::over_tcp(tcp, Vec::new());
+        (stream.rdma, stream.spin_time) = (Some(Box::new(connection)), spin);
         Ok(stream)
     }
 
@@ -283,7 +297,7 @@ impl Stream {
                 continue;
             }
             let waited = begun.elapsed();
-            if waited < self.spin {
+            if waited < self.spin_time {
                 std::hint::spin_loop();
                 continue;
             }
@@ -291,10 +305,10 @@ impl Stream {
             if left == Some(Duration::ZERO) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            connection.arm(sends);
+            connection.arm_cq(sends);
             // Messages that arrived before arming raise no event, so poll once more.
             if !connection.progress() && connection.failure().is_none() {
-                sleep(&self.tcp, connection, left)?;
+                sleep_until_event(&self.tcp, connection, left)?;
             }
         }
     }
@@ -302,12 +316,12 @@ impl Stream {
     /// Returns the reason why the stream has ended. If a work request failed because the peer has
     /// closed the connection, the function returns that close as the reason.
     fn failure(tcp: &TcpStream, connection: &mut Connection) -> Option<StreamError> {
-        connection.set_cause_of_failed_wr(|| tcp::peek(tcp));
+        connection.set_cause_of_failed_wr(|| tcp_beside_rdma::reason_of_end_if_ended(tcp));
         connection.failure().cloned()
     }
 
     /// Waits for received bytes. Returns false at the end of the stream.
-    fn wait_unread(&mut self) -> io::Result<bool> {
+    fn wait_for_received_bytes(&mut self) -> io::Result<bool> {
         let unread = self.poll_and_sleep_until(false, self.timeout, |connection| {
             (connection.has_unread() || connection.failure().is_some())
                 .then(|| connection.has_unread())
@@ -315,7 +329,7 @@ impl Stream {
         let connection = self.rdma.as_mut().expect("a stream by RDMA");
         match Self::failure(&self.tcp, connection) {
             _ if unread => Ok(true),
-            None | Some(StreamError::Closed) => Ok(false),
+            None | Some(StreamError::ClosedByPeer) => Ok(false),
             Some(e) => Err(e.into()),
         }
     }
@@ -326,10 +340,10 @@ impl Stream {
     /// Returns an error if the connection has failed before, or the timeout has passed.
     pub fn close(mut self) -> io::Result<()> {
         let timeout = self.timeout;
-        self.flush_out(timeout)
+        self.wait_until_peer_nic_has_all(timeout)
     }
 
-    fn flush_out(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn wait_until_peer_nic_has_all(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.rdma.is_none() {
             return Ok(());
         }
@@ -340,7 +354,7 @@ impl Stream {
         })?;
         let connection = self.rdma.as_mut().expect("a stream by RDMA");
         match Self::failure(&self.tcp, connection) {
-            None | Some(StreamError::Closed) => Ok(()),
+            None | Some(StreamError::ClosedByPeer) => Ok(()),
             Some(e) => Err(e.into()),
         }
     }
@@ -357,7 +371,7 @@ impl Stream {
             room.truncate(read);
             return Ok((read > 0).then(|| room.into()));
         }
-        let unread = self.wait_unread()?;
+        let unread = self.wait_for_received_bytes()?;
         let connection = self.rdma.as_mut().filter(|_| unread);
         Ok(connection.and_then(|connection| connection.read_bytes()))
     }
@@ -371,12 +385,12 @@ impl Stream {
             return self.tcp.write_all(&bytes);
         }
         while !bytes.is_empty() {
-            self.post(|connection| connection.write_bytes(&mut bytes))?;
+            self.post_when_room(|connection| connection.write_bytes(&mut bytes))?;
         }
         Ok(())
     }
 
-    fn post(
+    fn post_when_room(
         &mut self,
         mut write: impl FnMut(&mut Connection) -> Result<usize, StreamError>,
     ) -> io::Result<usize> {
@@ -392,7 +406,11 @@ impl Stream {
 }
 
 /// Sleeps until the completion channel or the TCP connection has an event.
-fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -> io::Result<()> {
+fn sleep_until_event(
+    tcp: &TcpStream,
+    connection: &mut Connection,
+    left: Option<Duration>,
+) -> io::Result<()> {
     let cq = connection.cq().clone();
     let channel = cq.channel().expect("the queue of a stream has a channel");
     let [completed, silent] = {
@@ -411,7 +429,7 @@ fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -
         // No other queue uses the channel.
         while channel.wait_for_cq_event().is_ok() {}
     }
-    if silent && let Some(why) = tcp::peek(tcp) {
+    if silent && let Some(why) = tcp_beside_rdma::reason_of_end_if_ended(tcp) {
         connection.close(why);
     }
     Ok(())
@@ -427,7 +445,7 @@ impl Read for Stream {
             into[..now].copy_from_slice(&self.handshake_leftover.split_to(now));
             return Ok(now);
         }
-        if into.is_empty() || !self.wait_unread()? {
+        if into.is_empty() || !self.wait_for_received_bytes()? {
             return Ok(0);
         }
         let connection = self.rdma.as_mut().expect("a stream by RDMA");
@@ -453,7 +471,7 @@ impl Write for Stream {
         if parts.iter().all(|part| part.is_empty()) {
             return Ok(0);
         }
-        self.post(|connection| connection.write(parts))
+        self.post_when_room(|connection| connection.write(parts))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -465,11 +483,11 @@ impl Write for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // Ignore the error, because a drop cannot report an error.
-        let _ = self.flush_out(Some(DROP_FLUSH_TIMEOUT));
+        let _ = self.wait_until_peer_nic_has_all(Some(DROP_FLUSH_TIMEOUT));
         if let Some(connection) = &self.rdma {
             // End the TCP connection before the queue pair is destroyed: the peer checks this
             // connection when its work requests fail.
-            tcp::end(&self.tcp, connection.may_lack_sent_bytes());
+            tcp_beside_rdma::shut_down_or_reset(&self.tcp, connection.may_lack_sent_bytes());
         }
     }
 }
@@ -484,7 +502,7 @@ mod tests {
     fn connections_have_keepalive() {
         for policy in [RdmaPolicy::FallBack, RdmaPolicy::TcpOnly] {
             let config = Config {
-                policy,
+                rdma_policy: policy,
                 ..Config::default()
             };
             let any = "127.0.0.1:0".parse().expect("an address");

@@ -15,7 +15,7 @@ use crate::error::{SetupError, StreamError};
 use crate::gather::Gather;
 use crate::handshake::Hello;
 use crate::pool::{Block, Pool};
-use crate::prepared::{INLINE_BYTES, PreparedConnection};
+use crate::prepared_connection::{MAX_INLINE_BYTES, PreparedConnection};
 use crate::window::{MessagePostParams, Window};
 
 /// Maximum number of completions taken by one poll.
@@ -30,8 +30,8 @@ const ZERO_COPY_MIN_BYTES: usize = 512;
 enum InFlightPayload {
     /// The payload lies in the WR itself.
     Inline,
-    One(Block),
-    Many(Vec<Block>),
+    OneBlock(Block),
+    ManyBlocks(Vec<Block>),
     /// The payload lies in the caller's bytes.
     CallerBytes(#[expect(dead_code, reason = "kept until they are sent")] Bytes),
 }
@@ -53,7 +53,7 @@ pub(crate) struct Connection {
     /// Maximum number of bytes in a message to the peer.
     max_message_bytes: usize,
     max_inline_bytes: usize,
-    list: Postlist<Rc>,
+    postlist: Postlist<Rc>,
     recvs: RecvList,
     /// Blocks of the posted receives, in the order in which they are used.
     posted_recv_blocks: VecDeque<Block>,
@@ -64,7 +64,7 @@ pub(crate) struct Connection {
     unread: VecDeque<UnreadBytes>,
     /// Payloads of the messages in flight that have a payload.
     in_flight_payloads: VecDeque<InFlightPayload>,
-    completions: WcBuffer<MAX_POLL_COMPLETIONS>,
+    wc_buffer: WcBuffer<MAX_POLL_COMPLETIONS>,
     /// Reason why the connection has ended; `None` while it works.
     failure: Option<StreamError>,
 }
@@ -98,9 +98,9 @@ impl Connection {
         let posted = prepared.posted_recv_blocks;
         let qp = prepared.qp.connect(peer)?;
         let gathered = prepared.max_sge.saturating_mul(prepared.pool.block_bytes());
-        let inline = usize::try_from(INLINE_BYTES).unwrap_or(0);
+        let inline = usize::try_from(MAX_INLINE_BYTES).unwrap_or(0);
         Ok(Self {
-            list: qp.postlist(MAX_POSTLIST_MESSAGES),
+            postlist: qp.postlist(MAX_POSTLIST_MESSAGES),
             recvs: qp.recv_list(posted.len()),
             max_inline_bytes: qp.max_inline_data().min(inline),
             qp,
@@ -113,7 +113,7 @@ impl Connection {
             credits_to_return: 0,
             unread: VecDeque::new(),
             in_flight_payloads: VecDeque::new(),
-            completions: WcBuffer::new(),
+            wc_buffer: WcBuffer::new(),
             failure: None,
         })
     }
@@ -148,7 +148,7 @@ impl Connection {
         let mut any = false;
         let mut failed = None;
         loop {
-            let completions = self.cq.poll(&mut self.completions)?;
+            let completions = self.cq.poll(&mut self.wc_buffer)?;
             let count = completions.len();
             any |= count > 0;
             for wc in completions {
@@ -183,7 +183,9 @@ impl Connection {
                 }
             }
             if count < MAX_POLL_COMPLETIONS {
-                return failed.map_or(Ok(any), |status| Err(StreamError::Failed(status)));
+                return failed.map_or(Ok(any), |status| {
+                    Err(StreamError::WorkRequestFailed(status))
+                });
             }
         }
     }
@@ -208,9 +210,9 @@ impl Connection {
     }
 
     fn post_ack(&mut self, flags: MessagePostParams) -> Result<(), StreamError> {
-        self.list.clear();
-        add_message_wr(&mut self.list, HeaderOnly, flags);
-        Ok(self.qp.post_send(&mut self.list)?)
+        self.postlist.clear();
+        add_message_wr(&mut self.postlist, HeaderOnly, flags);
+        Ok(self.qp.post_send(&mut self.postlist)?)
     }
 
     fn record_failure(&mut self, why: StreamError) {
@@ -223,7 +225,7 @@ impl Connection {
     /// Ends the connection and records the reason; only the first reason is kept. Received bytes
     /// can still be read.
     pub(crate) fn close(&mut self, why: StreamError) {
-        if matches!(why, StreamError::Closed | StreamError::Tcp(_)) {
+        if matches!(why, StreamError::ClosedByPeer | StreamError::Tcp(_)) {
             // The peer's messages are in the completion queue before the end of its connection is
             // in the socket, so poll first.
             self.progress();
@@ -236,8 +238,8 @@ impl Connection {
         &mut self,
         tcp_ended: impl FnOnce() -> Option<StreamError>,
     ) {
-        if matches!(self.failure, Some(StreamError::Failed(_)))
-            && let Some(cause @ (StreamError::Closed | StreamError::Tcp(_))) = tcp_ended()
+        if matches!(self.failure, Some(StreamError::WorkRequestFailed(_)))
+            && let Some(cause @ (StreamError::ClosedByPeer | StreamError::Tcp(_))) = tcp_ended()
         {
             self.failure = Some(cause);
         }
@@ -326,7 +328,7 @@ impl Connection {
         let mut gather = Gather::new(parts);
         let result = self.try_write(&mut gather);
         self.fail_on_error(result)?;
-        Ok(gather.taken())
+        Ok(gather.taken_bytes())
     }
 
     fn check_not_failed(&self) -> Result<(), StreamError> {
@@ -338,18 +340,19 @@ impl Connection {
     }
 
     fn try_write(&mut self, gather: &mut Gather<'_, '_>) -> Result<(), StreamError> {
-        self.list.clear();
-        while !gather.is_empty() && !self.list.is_full() && self.window.sendable_messages() > 0 {
-            let len = gather.remaining().min(self.max_message_bytes);
-            let last = len == gather.remaining();
+        self.postlist.clear();
+        while !gather.is_empty() && !self.postlist.is_full() && self.window.sendable_messages() > 0
+        {
+            let len = gather.remaining_bytes().min(self.max_message_bytes);
+            let last = len == gather.remaining_bytes();
             if len <= self.max_inline_bytes {
-                let mut small = [0; INLINE_BYTES as usize];
+                let mut small = [0; MAX_INLINE_BYTES as usize];
                 gather.copy_to(&mut small[..len]);
                 let flags = self
                     .window
                     .try_count_message(len, last)
                     .expect("there is room");
-                add_message_wr(&mut self.list, Inline(&small[..len]), flags);
+                add_message_wr(&mut self.postlist, Inline(&small[..len]), flags);
                 self.in_flight_payloads.push_back(InFlightPayload::Inline);
             } else {
                 let sent = self.copy_to_blocks(gather, len)?;
@@ -361,7 +364,7 @@ impl Connection {
                 self.in_flight_payloads.push_back(sent);
             }
         }
-        self.post_list()
+        self.post_postlist()
     }
 
     /// Copies the next `len` bytes of `gather` into blocks.
@@ -374,7 +377,7 @@ impl Connection {
         let mut block = self.pool.take_block()?;
         if len <= size {
             gather.copy_to(&mut block.as_mut_slice()[..len]);
-            return Ok(InFlightPayload::One(block));
+            return Ok(InFlightPayload::OneBlock(block));
         }
         let mut blocks = Vec::with_capacity(len.div_ceil(size));
         let mut left = len;
@@ -384,7 +387,7 @@ impl Connection {
             blocks.push(block);
             left -= now;
             if left == 0 {
-                return Ok(InFlightPayload::Many(blocks));
+                return Ok(InFlightPayload::ManyBlocks(blocks));
             }
             block = self.pool.take_block()?;
         }
@@ -404,25 +407,27 @@ impl Connection {
                 .expect("the block was filled")
         };
         match sent {
-            InFlightPayload::One(block) => add_message_wr(&mut self.list, part(block, len), flags),
-            InFlightPayload::Many(blocks) => {
+            InFlightPayload::OneBlock(block) => {
+                add_message_wr(&mut self.postlist, part(block, len), flags)
+            }
+            InFlightPayload::ManyBlocks(blocks) => {
                 let size = self.pool.block_bytes();
                 let slices: Vec<MrSlice> = blocks
                     .iter()
                     .enumerate()
                     .map(|(i, block)| part(block, size.min(len - i * size)))
                     .collect();
-                add_message_wr(&mut self.list, &slices[..], flags);
+                add_message_wr(&mut self.postlist, &slices[..], flags);
             }
             InFlightPayload::Inline | InFlightPayload::CallerBytes(_) => {}
         }
     }
 
-    fn post_list(&mut self) -> Result<(), StreamError> {
-        if self.list.is_empty() {
+    fn post_postlist(&mut self) -> Result<(), StreamError> {
+        if self.postlist.is_empty() {
             return Ok(());
         }
-        Ok(self.qp.post_send(&mut self.list)?)
+        Ok(self.qp.post_send(&mut self.postlist)?)
     }
 
     /// Posts messages directly from `bytes` if they are in blocks of the [pool](Self::pool), and
@@ -433,7 +438,7 @@ impl Connection {
     /// Returns an error if the connection has ended.
     pub(crate) fn write_bytes(&mut self, bytes: &mut Bytes) -> Result<usize, StreamError> {
         self.check_not_failed()?;
-        let slice = self.pool.find(bytes);
+        let slice = self.pool.find_registered_slice(bytes);
         let Some(slice) = slice.filter(|slice| slice.len() as usize > self.max_inline_bytes) else {
             let taken = self.write(&[IoSlice::new(bytes)])?;
             bytes.advance(taken);
@@ -445,9 +450,9 @@ impl Connection {
     }
 
     fn try_write_bytes(&mut self, bytes: &mut Bytes, whole: MrSlice) -> Result<(), StreamError> {
-        self.list.clear();
+        self.postlist.clear();
         let mut offset = 0;
-        while !bytes.is_empty() && !self.list.is_full() && self.window.sendable_messages() > 0 {
+        while !bytes.is_empty() && !self.postlist.is_full() && self.window.sendable_messages() > 0 {
             let len = bytes.len().min(self.max_message_bytes);
             let piece = u32::try_from(len).unwrap_or(u32::MAX);
             let part = whole
@@ -455,11 +460,11 @@ impl Connection {
                 .expect("a part of the bytes");
             offset += piece;
             let flags = self.window.try_count_message(len, len == bytes.len());
-            add_message_wr(&mut self.list, part, flags.expect("there is room"));
+            add_message_wr(&mut self.postlist, part, flags.expect("there is room"));
             self.in_flight_payloads
                 .push_back(InFlightPayload::CallerBytes(bytes.split_to(len)));
         }
-        self.post_list()
+        self.post_postlist()
     }
 
     /// Returns true if a writer that found no room should try again.
@@ -489,13 +494,14 @@ impl Connection {
 
     /// Returns true if the peer's NIC may not have received all sent bytes, and the peer still expects them.
     pub(crate) fn may_lack_sent_bytes(&self) -> bool {
-        self.window.in_flight_messages() > 0 && !matches!(self.failure, Some(StreamError::Closed))
+        self.window.in_flight_messages() > 0
+            && !matches!(self.failure, Some(StreamError::ClosedByPeer))
     }
 
     /// Arms the [completion queue](Self::cq), whose channel becomes readable at the next message. Earlier
     /// messages raise no event, so call [progress](Self::progress) once more. If `sends` is set,
     /// completions of sends raise events, too.
-    pub(crate) fn arm(&mut self, sends: bool) {
+    pub(crate) fn arm_cq(&mut self, sends: bool) {
         // A failed send raises an event in any case.
         let solicited_only = !(sends || self.window.is_limited_by_send_queue());
         let armed = self.cq.req_notify(solicited_only);

@@ -10,16 +10,16 @@ use tokio::net::TcpStream;
 use crate::error::SetupError;
 use crate::handshake::{ClientHandshake, ServerAnswer, encode_ack};
 use crate::nic::{Config, ConfigAndNic, RdmaPolicy};
-use crate::prepared::PreparedConnection;
-use crate::rdma::RdmaStream;
+use crate::prepared_connection::PreparedConnection;
+use crate::rdma_stream::RdmaStream;
 use crate::reactor::Reactor;
 use crate::stream::Stream;
-use crate::tcp;
+use crate::tcp_beside_rdma;
 
 /// Connects tokio streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    setup: Arc<ConfigAndNic>,
+    config_and_nic: Arc<ConfigAndNic>,
 }
 
 impl Connector {
@@ -30,7 +30,7 @@ impl Connector {
     /// device cannot be opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
-            setup: Arc::new(ConfigAndNic::new(config)?),
+            config_and_nic: Arc::new(ConfigAndNic::new(config)?),
         })
     }
 
@@ -39,7 +39,7 @@ impl Connector {
     ///
     /// # Errors
     /// Returns an error if the device cannot be opened.
-    pub fn shared() -> io::Result<Self> {
+    pub fn process_default() -> io::Result<Self> {
         static SHARED: OnceLock<Connector> = OnceLock::new();
         if let Some(shared) = SHARED.get() {
             return Ok(shared.clone());
@@ -57,22 +57,23 @@ impl Connector {
     /// Returns an error if no server listens at the address, the handshake fails, or RDMA is
     /// required and unavailable.
     pub async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
-        let setup = &*self.setup;
+        let setup = &*self.config_and_nic;
         let tcp = connect_tcp(address).await?;
         let prepared = setup.prepare_client(|nic| {
             let reactor = nic.reactor()?;
-            Ok((nic.prepare(reactor.channel())?, reactor))
+            Ok((nic.prepare_qp(reactor.channel())?, reactor))
         })?;
         let Some((prepared, reactor)) = prepared else {
-            return Ok(Stream::tcp(tcp, Vec::new()));
+            return Ok(Stream::over_tcp(tcp, Vec::new()));
         };
         let mut answered = false;
-        let handshake = connect(tcp, prepared, reactor, setup, address, &mut answered);
+        let handshake =
+            negotiate_rdma_or_tcp_as_client(tcp, prepared, reactor, setup, address, &mut answered);
         let finished = tokio::time::timeout(setup.config.handshake_timeout, handshake).await;
         match finished.unwrap_or(Err(SetupError::TimedOut(address))) {
             Err(why) if setup.must_connect_by_tcp(&why, answered) => {
                 tracing::debug!(%address, %why, "no hello from the server: plain TCP");
-                Ok(Stream::tcp(connect_tcp(address).await?, Vec::new()))
+                Ok(Stream::over_tcp(connect_tcp(address).await?, Vec::new()))
             }
             other => Ok(other?),
         }
@@ -85,17 +86,17 @@ impl Stream {
     /// # Errors
     /// Returns an error if no server listens at the address, or the handshake fails.
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
-        Connector::shared()?.connect(address).await
+        Connector::process_default()?.connect(address).await
     }
 }
 
 async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect(address).await?;
-    tcp::configure(&tcp)?;
+    tcp_beside_rdma::set_tcp_options(&tcp)?;
     Ok(tcp)
 }
 
-async fn connect(
+async fn negotiate_rdma_or_tcp_as_client(
     mut tcp: TcpStream,
     prepared: PreparedConnection,
     reactor: Arc<Reactor>,
@@ -107,7 +108,7 @@ async fn connect(
         ClientHandshake::new(setup.config.client_handshake_version, &prepared.hello());
     tcp.write_all(&hello).await?;
     let answer = loop {
-        let bytes = read_some(&mut tcp, client.max_bytes_to_read()).await?;
+        let bytes = read_handshake_bytes(&mut tcp, client.max_bytes_to_read()).await?;
         *answered = true;
         if let Some(answer) = client.receive(&bytes)? {
             break answer;
@@ -126,15 +127,17 @@ async fn connect(
     match connected {
         Some(connection) => {
             let rdma = RdmaStream::new(tcp, connection, reactor, setup.config.spin_time);
-            Ok(Stream::rdma(rdma))
+            Ok(Stream::over_rdma(rdma))
         }
-        None if setup.config.policy == RdmaPolicy::RdmaOnly => Err(SetupError::TcpOnly(address)),
-        None => Ok(Stream::tcp(tcp, Vec::new())),
+        None if setup.config.rdma_policy == RdmaPolicy::RdmaOnly => {
+            Err(SetupError::PeerOffersOnlyTcp(address))
+        }
+        None => Ok(Stream::over_tcp(tcp, Vec::new())),
     }
 }
 
 /// Reads the next bytes of a handshake: at least one, at most `wants`.
-pub(crate) async fn read_some(tcp: &mut TcpStream, wants: usize) -> io::Result<Vec<u8>> {
+pub(crate) async fn read_handshake_bytes(tcp: &mut TcpStream, wants: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; wants];
     let read = tcp.read(&mut bytes).await?;
     if read == 0 {

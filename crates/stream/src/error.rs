@@ -14,10 +14,10 @@ use crate::window::TooManyCredits;
 pub enum StreamError {
     /// The peer has closed the connection, or its process has ended.
     #[error("the peer has closed the connection")]
-    Closed,
+    ClosedByPeer,
     /// A work request has failed, usually because the peer has ended.
     #[error("a work request failed ({0}): the peer or its queue pair is gone")]
-    Failed(WcStatus),
+    WorkRequestFailed(WcStatus),
     /// The peer gave more credits than the flow control permits.
     #[error(transparent)]
     TooManyCredits(#[from] TooManyCredits),
@@ -52,8 +52,10 @@ impl From<PostError> for StreamError {
 impl From<StreamError> for io::Error {
     fn from(e: StreamError) -> Self {
         let kind = match &e {
-            StreamError::Closed => io::ErrorKind::BrokenPipe,
-            StreamError::Failed(_) | StreamError::Tcp(_) => io::ErrorKind::ConnectionReset,
+            StreamError::ClosedByPeer => io::ErrorKind::BrokenPipe,
+            StreamError::WorkRequestFailed(_) | StreamError::Tcp(_) => {
+                io::ErrorKind::ConnectionReset
+            }
             StreamError::Verb(_) => io::ErrorKind::Other,
             StreamError::TooManyCredits(_) | StreamError::NoImmediate | StreamError::BytesOnTcp => {
                 io::ErrorKind::InvalidData
@@ -69,10 +71,10 @@ impl From<StreamError> for io::Error {
 pub enum SetupError {
     /// The configured block size is not one of the protocol's block sizes.
     #[error("blocks of {0} bytes: choose 8192, 65536 or 2097152")]
-    BlockBytes(u32),
+    InvalidBlockBytes(u32),
     /// The configured queue size is out of the protocol's range.
     #[error("queues of {0} WRs: choose 16 to 4096")]
-    QueueSize(u16),
+    QueueSizeOutOfRange(u16),
     /// The device does not exist or cannot be used.
     #[error("RDMA cannot be used here: {0}")]
     Device(String),
@@ -81,7 +83,7 @@ pub enum SetupError {
     Verb(#[from] VerbError),
     /// Posting receives failed.
     #[error(transparent)]
-    Post(#[from] PostError),
+    PostReceives(#[from] PostError),
     /// The peer's handshake is invalid.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
@@ -90,7 +92,7 @@ pub enum SetupError {
     TimedOut(SocketAddr),
     /// RDMA is required, and the peer declines it or speaks another protocol.
     #[error("RDMA is required, and {0} offers only TCP")]
-    TcpOnly(SocketAddr),
+    PeerOffersOnlyTcp(SocketAddr),
     /// A system call failed, or the peer closed the connection in the handshake.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -103,11 +105,13 @@ impl From<SetupError> for io::Error {
         let kind = match e {
             SetupError::Io(e) => return e,
             SetupError::Verb(ref e) => e.os_error().kind(),
-            SetupError::BlockBytes(_) | SetupError::QueueSize(_) => io::ErrorKind::InvalidInput,
+            SetupError::InvalidBlockBytes(_) | SetupError::QueueSizeOutOfRange(_) => {
+                io::ErrorKind::InvalidInput
+            }
             SetupError::Handshake(_) => io::ErrorKind::InvalidData,
             SetupError::TimedOut(_) => io::ErrorKind::TimedOut,
-            SetupError::TcpOnly(_) => io::ErrorKind::Unsupported,
-            SetupError::Device(_) | SetupError::Post(_) => io::ErrorKind::Other,
+            SetupError::PeerOffersOnlyTcp(_) => io::ErrorKind::Unsupported,
+            SetupError::Device(_) | SetupError::PostReceives(_) => io::ErrorKind::Other,
         };
         io::Error::new(kind, e)
     }

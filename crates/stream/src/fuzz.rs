@@ -10,19 +10,19 @@ use crate::handshake::{
 /// # Panics
 /// Panics if a side requests too many bytes, or loses bytes of another protocol. Panics if a side
 /// accepts a hello to which no queue pair can be connected.
-pub fn handshake(bytes: &[u8]) {
+pub fn fuzz_handshake(bytes: &[u8]) {
     let Some((&how, bytes)) = bytes.split_first() else {
         return;
     };
     let cut = usize::from(how >> 2) + 1;
     match how & 3 {
-        0 => client(HandshakeVersion::V2, bytes, cut),
-        1 => client(HandshakeVersion::V3, bytes, cut),
-        _ => server(bytes, cut),
+        0 => run_client(HandshakeVersion::V2, bytes, cut),
+        1 => run_client(HandshakeVersion::V3, bytes, cut),
+        _ => run_server(bytes, cut),
     }
 }
 
-fn client(version: HandshakeVersion, mut bytes: &[u8], cut: usize) {
+fn run_client(version: HandshakeVersion, mut bytes: &[u8], cut: usize) {
     let own = Hello {
         block_bytes: 8192,
         sq_size: 128,
@@ -45,7 +45,7 @@ fn client(version: HandshakeVersion, mut bytes: &[u8], cut: usize) {
     }
 }
 
-fn server(all: &[u8], cut: usize) {
+fn run_server(all: &[u8], cut: usize) {
     let mut server = ServerHandshake::new();
     let mut bytes = all;
     while !bytes.is_empty() {
@@ -55,7 +55,7 @@ fn server(all: &[u8], cut: usize) {
         bytes = later;
         let own = match server.receive(now) {
             Ok(None) => continue,
-            Ok(Some(ClientRequest::Plain(first))) => {
+            Ok(Some(ClientRequest::OtherProtocol(first))) => {
                 assert!(all.starts_with(&first) && first.len() + bytes.len() == all.len());
                 return;
             }
@@ -63,7 +63,7 @@ fn server(all: &[u8], cut: usize) {
                 check_hello_is_sound(&hello);
                 Some(hello)
             }
-            Ok(Some(ClientRequest::Tcp)) => None,
+            Ok(Some(ClientRequest::MustDecline)) => None,
             Err(_) => return,
         };
         let _ = server.encode_answer(own.as_ref());
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn the_corpus_of_handshakes_is_replayed() {
-        corpus::replay("brpc_handshake", super::handshake);
+        corpus::replay("brpc_handshake", super::fuzz_handshake);
     }
 
     proptest! {
@@ -103,7 +103,7 @@ mod tests {
             rest in prop::collection::vec(any::<u8>(), 0..80),
         ) {
             let magic: &[u8] = if v3 { b"RDM3\0\0\0" } else { b"RDMA\0\x28\0\x02\0\x01" };
-            super::handshake(&[&[how], magic, &rest].concat());
+            super::fuzz_handshake(&[&[how], magic, &rest].concat());
         }
     }
 }

@@ -7,8 +7,8 @@ pub(crate) struct Gather<'p, 'b> {
     parts: &'p [IoSlice<'b>],
     /// Bytes of the first part that were copied.
     offset: usize,
-    remaining: usize,
-    taken: usize,
+    remaining_bytes: usize,
+    taken_bytes: usize,
 }
 
 impl<'p, 'b> Gather<'p, 'b> {
@@ -16,21 +16,21 @@ impl<'p, 'b> Gather<'p, 'b> {
         Self {
             parts,
             offset: 0,
-            remaining: parts.iter().map(|part| part.len()).sum(),
-            taken: 0,
+            remaining_bytes: parts.iter().map(|part| part.len()).sum(),
+            taken_bytes: 0,
         }
     }
 
-    pub(crate) fn remaining(&self) -> usize {
-        self.remaining
+    pub(crate) fn remaining_bytes(&self) -> usize {
+        self.remaining_bytes
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.remaining == 0
+        self.remaining_bytes == 0
     }
 
-    pub(crate) fn taken(&self) -> usize {
-        self.taken
+    pub(crate) fn taken_bytes(&self) -> usize {
+        self.taken_bytes
     }
 
     /// Fills `into` with the next bytes. At least `into.len()` bytes must remain.
@@ -49,8 +49,8 @@ impl<'p, 'b> Gather<'p, 'b> {
                 (self.parts, self.offset) = (rest, 0);
             }
         }
-        self.remaining -= filled;
-        self.taken += filled;
+        self.remaining_bytes -= filled;
+        self.taken_bytes += filled;
     }
 }
 
@@ -70,6 +70,6 @@ mod tests {
         }
         assert_eq!(got, [&b"a"[..], b"bc", b"def", b"g"]);
         assert!(gather.is_empty());
-        assert_eq!(gather.taken(), 7);
+        assert_eq!(gather.taken_bytes(), 7);
     }
 }

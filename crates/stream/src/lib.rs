@@ -51,13 +51,13 @@ pub mod handshake;
 mod listener;
 mod nic;
 mod pool;
-mod prepared;
-mod rdma;
+mod prepared_connection;
+mod rdma_stream;
 mod reactor;
 mod read_limit;
 mod spin;
 mod stream;
-mod tcp;
+mod tcp_beside_rdma;
 #[cfg(feature = "tonic")]
 pub mod tonic;
 pub mod window;

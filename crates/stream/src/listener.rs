@@ -9,13 +9,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::connector::read_some;
+use crate::connector::read_handshake_bytes;
 use crate::error::SetupError;
 use crate::handshake::{ClientRequest, ServerHandshake};
 use crate::nic::{Config, ConfigAndNic, RdmaPolicy};
-use crate::rdma::RdmaStream;
+use crate::rdma_stream::RdmaStream;
 use crate::stream::Stream;
-use crate::tcp;
+use crate::tcp_beside_rdma;
 
 /// Maximum number of simultaneous handshakes.
 const MAX_PENDING_HANDSHAKES: usize = 1024;
@@ -28,7 +28,7 @@ const MAX_PENDING_HANDSHAKES: usize = 1024;
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
-    setup: Arc<ConfigAndNic>,
+    config_and_nic: Arc<ConfigAndNic>,
     /// Handshakes in progress, each in its own task, so that a slow client delays no other client.
     handshakes: JoinSet<Result<Stream, SetupError>>,
 }
@@ -39,7 +39,7 @@ impl Listener {
     /// # Errors
     /// Returns an error if the address cannot be used, or the device cannot be opened.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
-        Self::with_config(address, Config::default()).await
+        Self::bind_with_config(address, Config::default()).await
     }
 
     /// Listens at `address`.
@@ -47,11 +47,11 @@ impl Listener {
     /// # Errors
     /// Returns an error if the address cannot be used, a value of the configuration is invalid, or
     /// RDMA is required and the device cannot be opened.
-    pub async fn with_config(address: SocketAddr, config: Config) -> io::Result<Self> {
+    pub async fn bind_with_config(address: SocketAddr, config: Config) -> io::Result<Self> {
         let setup = ConfigAndNic::new(config)?;
         Ok(Self {
             tcp: TcpListener::bind(address).await?,
-            setup: Arc::new(setup),
+            config_and_nic: Arc::new(setup),
             handshakes: JoinSet::new(),
         })
     }
@@ -93,48 +93,54 @@ impl Listener {
                 return Poll::Pending;
             }
             let (tcp, client) = ready!(self.tcp.poll_accept(cx))?;
-            let setup = Arc::clone(&self.setup);
+            let setup = Arc::clone(&self.config_and_nic);
             self.handshakes.spawn(async move {
                 let limit = setup.config.handshake_timeout;
-                let finished = tokio::time::timeout(limit, connect(tcp, &setup, client)).await;
+                let finished = tokio::time::timeout(
+                    limit,
+                    negotiate_rdma_or_tcp_as_server(tcp, &setup, client),
+                )
+                .await;
                 finished.unwrap_or(Err(SetupError::TimedOut(client)))
             });
         }
     }
 }
 
-async fn connect(
+async fn negotiate_rdma_or_tcp_as_server(
     mut tcp: TcpStream,
     setup: &ConfigAndNic,
     client: SocketAddr,
 ) -> Result<Stream, SetupError> {
-    tcp::configure(&tcp)?;
+    tcp_beside_rdma::set_tcp_options(&tcp)?;
     let mut server = ServerHandshake::new();
     let request = loop {
-        let bytes = read_some(&mut tcp, server.max_bytes_to_read()).await?;
+        let bytes = read_handshake_bytes(&mut tcp, server.max_bytes_to_read()).await?;
         if let Some(request) = server.receive(&bytes)? {
             break request;
         }
     };
-    let required = setup.config.policy == RdmaPolicy::RdmaOnly;
+    let required = setup.config.rdma_policy == RdmaPolicy::RdmaOnly;
     let hello = match request {
-        ClientRequest::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
-        ClientRequest::Plain(first) => return Ok(Stream::tcp(tcp, first)),
+        ClientRequest::OtherProtocol(_) if required => {
+            return Err(SetupError::PeerOffersOnlyTcp(client));
+        }
+        ClientRequest::OtherProtocol(first) => return Ok(Stream::over_tcp(tcp, first)),
         ClientRequest::Rdma(hello) => Some(hello),
-        ClientRequest::Tcp => None,
+        ClientRequest::MustDecline => None,
     };
     // Connect before the answer is sent: the client may send data as soon as it has received the
     // answer.
     let mut reactor = None;
     let connected = hello.and_then(|hello| {
         setup.connect_and_make_answer(&hello, |nic| {
-            nic.prepare(reactor.insert(nic.reactor()?).channel())
+            nic.prepare_qp(reactor.insert(nic.reactor()?).channel())
         })
     });
     let answer = server.encode_answer(connected.as_ref().map(|(_, own)| own));
     tcp.write_all(&answer).await?;
     let wanted = loop {
-        let bytes = read_some(&mut tcp, server.max_bytes_to_read()).await?;
+        let bytes = read_handshake_bytes(&mut tcp, server.max_bytes_to_read()).await?;
         if let Some(wanted) = server.receive_ack(&bytes)? {
             break wanted;
         }
@@ -142,9 +148,9 @@ async fn connect(
     match connected.zip(reactor) {
         Some(((connection, _), reactor)) if wanted => {
             let rdma = RdmaStream::new(tcp, connection, reactor, setup.config.spin_time);
-            Ok(Stream::rdma(rdma))
+            Ok(Stream::over_rdma(rdma))
         }
-        _ if required => Err(SetupError::TcpOnly(client)),
-        _ => Ok(Stream::tcp(tcp, Vec::new())),
+        _ if required => Err(SetupError::PeerOffersOnlyTcp(client)),
+        _ => Ok(Stream::over_tcp(tcp, Vec::new())),
     }
 }

@@ -11,14 +11,14 @@ use crate::connection::Connection;
 use crate::error::SetupError;
 use crate::handshake::{HandshakeError, HandshakeVersion, Hello};
 use crate::pool::{ALLOWED_BLOCK_BYTES, Pool};
-use crate::prepared::{INLINE_BYTES, PreparedConnection};
-use crate::reactor::{Reactor, Reactors, nonblocking_channel};
+use crate::prepared_connection::{MAX_INLINE_BYTES, PreparedConnection};
+use crate::reactor::{Reactor, Reactors, create_nonblocking_channel};
 
 /// Maximum number of scatter/gather elements of a message.
 const MAX_SGE: u32 = 16;
 
 /// The errors of a connection that a server closes or resets, or on which it sends nothing.
-const CONNECTION_ENDS: [io::ErrorKind; 5] = [
+const CONNECTION_END_ERRORS: [io::ErrorKind; 5] = [
     io::ErrorKind::BrokenPipe,
     io::ErrorKind::ConnectionAborted,
     io::ErrorKind::ConnectionReset,
@@ -50,7 +50,7 @@ pub struct Config {
     /// Version of the handshake that clients use; servers accept all versions.
     pub client_handshake_version: HandshakeVersion,
     /// Policy by which streams choose between RDMA and TCP.
-    pub policy: RdmaPolicy,
+    pub rdma_policy: RdmaPolicy,
     /// Maximum duration of the handshake; 5 s by default.
     pub handshake_timeout: Duration,
     /// Time for which a read or write polls before it sleeps on the completion channel; 50 µs by
@@ -72,7 +72,7 @@ impl Default for Config {
             block_bytes: ALLOWED_BLOCK_BYTES[0],
             queue_size: 128,
             client_handshake_version: HandshakeVersion::V2,
-            policy: RdmaPolicy::FallBack,
+            rdma_policy: RdmaPolicy::FallBack,
             handshake_timeout: Duration::from_secs(5),
             spin_time: Duration::from_micros(50),
             provider: "softnic".to_owned(),
@@ -86,10 +86,10 @@ impl Default for Config {
 impl Config {
     fn check(&self) -> Result<(), SetupError> {
         if !ALLOWED_BLOCK_BYTES.contains(&self.block_bytes) {
-            return Err(SetupError::BlockBytes(self.block_bytes));
+            return Err(SetupError::InvalidBlockBytes(self.block_bytes));
         }
         if !(16..=4096).contains(&self.queue_size) {
-            return Err(SetupError::QueueSize(self.queue_size));
+            return Err(SetupError::QueueSizeOutOfRange(self.queue_size));
         }
         Ok(())
     }
@@ -119,7 +119,7 @@ impl ConfigAndNic {
     /// Opens the device. A missing device is an error only if RDMA is required.
     pub(crate) fn new(config: Config) -> Result<Self, SetupError> {
         config.check()?;
-        let nic = match config.policy {
+        let nic = match config.rdma_policy {
             RdmaPolicy::TcpOnly => None,
             RdmaPolicy::RdmaOnly => Some(Nic::open(&config)?),
             RdmaPolicy::FallBack => Nic::open(&config)
@@ -141,7 +141,7 @@ impl ConfigAndNic {
             return Ok(None);
         };
         match prepare(nic) {
-            Err(why) if self.config.policy == RdmaPolicy::FallBack => {
+            Err(why) if self.config.rdma_policy == RdmaPolicy::FallBack => {
                 tracing::warn!(%why, "a stream goes by TCP");
                 Ok(None)
             }
@@ -157,10 +157,10 @@ impl ConfigAndNic {
         let is_other_protocol = match why {
             SetupError::Handshake(HandshakeError::WrongMagic(_)) => true,
             SetupError::TimedOut(_) => !answered,
-            SetupError::Io(e) => !answered && CONNECTION_ENDS.contains(&e.kind()),
+            SetupError::Io(e) => !answered && CONNECTION_END_ERRORS.contains(&e.kind()),
             _ => false,
         };
-        is_other_protocol && self.config.policy == RdmaPolicy::FallBack
+        is_other_protocol && self.config.rdma_policy == RdmaPolicy::FallBack
     }
 
     /// Connects a server's queue pair, which `prepare` creates, for a client's hello. Returns the connection and the
@@ -207,16 +207,16 @@ impl Nic {
 
     /// Returns the reactor of the current runtime.
     pub(crate) fn reactor(&self) -> Result<Arc<Reactor>, SetupError> {
-        self.reactors.current(&self.context)
+        self.reactors.current_or_create(&self.context)
     }
 
     /// Creates a queue pair as [`prepare`](Self::prepare) does, with a completion channel of its own.
     pub(crate) fn prepare_qp_with_own_channel(&self) -> Result<PreparedConnection, SetupError> {
-        self.prepare(&nonblocking_channel(&self.context)?)
+        self.prepare_qp(&create_nonblocking_channel(&self.context)?)
     }
 
     /// Creates a queue pair in INIT with all its receives posted, whose completion queue uses `channel`.
-    pub(crate) fn prepare(
+    pub(crate) fn prepare_qp(
         &self,
         channel: &CompletionChannel,
     ) -> Result<PreparedConnection, SetupError> {
@@ -225,11 +225,11 @@ impl Nic {
         let cq = self.context.create_cq_with_channel(2 * size, channel)?;
         let qp = self
             .pd
-            .qp::<Rc>(&cq, &cq)
+            .qp_builder::<Rc>(&cq, &cq)
             .max_send_wr(size)
             .max_recv_wr(size)
             .max_send_sge(self.max_sge)
-            .max_inline_data_if_supported(INLINE_BYTES)
+            .max_inline_data_if_supported(MAX_INLINE_BYTES)
             .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
             .port_num(self.port_num)
             .psn(Psn(0))

@@ -115,7 +115,7 @@ impl Pool {
 
     /// Returns the scatter/gather element for bytes in this pool's memory, or `None` if `bytes` lie
     /// elsewhere.
-    pub(crate) fn find(&self, bytes: &[u8]) -> Option<MrSlice> {
+    pub(crate) fn find_registered_slice(&self, bytes: &[u8]) -> Option<MrSlice> {
         let addr = bytes.as_ptr().addr() as u64;
         let slabs = self.inner.slabs.read();
         let slabs = slabs.unwrap_or_else(PoisonError::into_inner);
@@ -239,9 +239,9 @@ mod tests {
         for block in held {
             let whole = block.slice();
             let bytes = block.freeze(1000).slice(10..);
-            let found = pool.find(&bytes).expect("registered");
+            let found = pool.find_registered_slice(&bytes).expect("registered");
             assert_eq!(Some(found), whole.subrange(10..1000));
         }
-        assert_eq!(pool.find(b"not registered"), None);
+        assert_eq!(pool.find_registered_slice(b"not registered"), None);
     }
 }

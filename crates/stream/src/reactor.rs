@@ -24,7 +24,9 @@ use crate::error::SetupError;
 const MAX_FAILED_FLUSH_TIME: Duration = Duration::from_secs(5);
 
 /// Creates a completion channel whose descriptor does not block.
-pub(crate) fn nonblocking_channel(context: &Context) -> Result<CompletionChannel, SetupError> {
+pub(crate) fn create_nonblocking_channel(
+    context: &Context,
+) -> Result<CompletionChannel, SetupError> {
     let channel = context.create_comp_channel()?;
     channel.set_nonblocking(true)?;
     Ok(channel)
@@ -42,14 +44,14 @@ impl Reactors {
     ///
     /// # Panics
     /// Panics outside a runtime.
-    pub(crate) fn current(&self, context: &Context) -> Result<Arc<Reactor>, SetupError> {
+    pub(crate) fn current_or_create(&self, context: &Context) -> Result<Arc<Reactor>, SetupError> {
         let id = Handle::current().id();
         let mut all = lock(&self.0);
         let known = all.iter().find(|(of, _)| *of == id);
         if let Some(reactor) = known.and_then(|(_, reactor)| reactor.upgrade()) {
             return Ok(reactor);
         }
-        let new = Arc::new(Reactor::new(nonblocking_channel(context)?)?);
+        let new = Arc::new(Reactor::new(create_nonblocking_channel(context)?)?);
         all.retain(|(_, reactor)| reactor.strong_count() > 0);
         all.push((id, Arc::downgrade(&new)));
         Ok(new)
@@ -61,7 +63,7 @@ impl Reactors {
 #[derive(Debug)]
 pub(crate) struct Reactor {
     channel: CompletionChannel,
-    sleepers: Arc<WakersByCq>,
+    wakers: Arc<WakersByCq>,
     task: AbortHandle,
     /// Time that dropped streams of the runtime have spent in flushes without success.
     failed_flush_time: Mutex<Duration>,
@@ -75,10 +77,11 @@ impl Reactor {
     fn new(channel: CompletionChannel) -> io::Result<Self> {
         let sleepers = Arc::new(WakersByCq::default());
         let events = register_with_tokio(channel.clone())?;
-        let task = tokio::spawn(dispatch(events, Arc::clone(&sleepers))).abort_handle();
+        let task =
+            tokio::spawn(wake_streams_of_events(events, Arc::clone(&sleepers))).abort_handle();
         Ok(Self {
             channel,
-            sleepers,
+            wakers: sleepers,
             task,
             failed_flush_time: Mutex::new(Duration::ZERO),
         })
@@ -91,10 +94,10 @@ impl Reactor {
 
     /// Wakes `waker` at each event of a completion queue on the channel, until the registration is dropped.
     pub(crate) fn register(self: Arc<Self>, cq: &CompletionQueue, waker: Waker) -> Registration {
-        lock(&self.sleepers.0).insert(cq.id(), waker);
+        lock(&self.wakers.0).insert(cq.id(), waker);
         Registration {
             reactor: self,
-            cq: cq.id(),
+            cq_id: cq.id(),
         }
     }
 }
@@ -109,7 +112,7 @@ impl Drop for Reactor {
 #[derive(Debug)]
 pub(crate) struct Registration {
     reactor: Arc<Reactor>,
-    cq: u64,
+    cq_id: u64,
 }
 
 impl Registration {
@@ -127,13 +130,13 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         // The waker is dropped without the lock, because it may be the last reference to a task.
-        let removed = lock(&self.reactor.sleepers.0).remove(&self.cq);
+        let removed = lock(&self.reactor.wakers.0).remove(&self.cq_id);
         drop(removed);
     }
 }
 
 /// Wakes the streams of all events, until the task is aborted or the runtime ends.
-async fn dispatch(events: AsyncFd<CompletionChannel>, sleepers: Arc<WakersByCq>) {
+async fn wake_streams_of_events(events: AsyncFd<CompletionChannel>, sleepers: Arc<WakersByCq>) {
     let mut woken: Vec<Waker> = Vec::new();
     while let Ok(mut ready) = events.readable().await {
         {

@@ -12,7 +12,7 @@ const SLOW_HANDLING_TIME: Duration = Duration::from_micros(16);
 
 /// Number of reads after which a write no longer counts as their answer, and number of further reads after which the limit
 /// doubles.
-const READS_PER_STEP: u32 = 4;
+const READS_BEFORE_LIMIT_DOUBLES: u32 = 4;
 
 /// Limits how much a task reads at once, so that the two sides of a stream work at the same time.
 ///
@@ -37,8 +37,8 @@ impl ReadLimit {
     pub(crate) fn new() -> Self {
         Self {
             limit_bytes: MAX_LIMIT_BYTES,
-            reads_without_write: READS_PER_STEP,
-            reads_before_doubling: READS_PER_STEP,
+            reads_without_write: READS_BEFORE_LIMIT_DOUBLES,
+            reads_before_doubling: READS_BEFORE_LIMIT_DOUBLES,
             last_read: None,
         }
     }
@@ -58,14 +58,14 @@ impl ReadLimit {
         // `SLOW_HANDLING_TIME` is a time for `MAX_BYTES`.
         let is_slow = handled_in.as_nanos() * MAX_LIMIT_BYTES as u128
             >= SLOW_HANDLING_TIME.as_nanos() * bytes as u128;
-        if is_slow && self.reads_without_write < READS_PER_STEP {
+        if is_slow && self.reads_without_write < READS_BEFORE_LIMIT_DOUBLES {
             self.limit_bytes = MIN_LIMIT_BYTES.max(self.limit_bytes / 2);
-            self.reads_before_doubling = READS_PER_STEP;
+            self.reads_before_doubling = READS_BEFORE_LIMIT_DOUBLES;
         } else {
             self.reads_before_doubling -= 1;
             if self.reads_before_doubling == 0 {
                 self.limit_bytes = MAX_LIMIT_BYTES.min(2 * self.limit_bytes);
-                self.reads_before_doubling = READS_PER_STEP;
+                self.reads_before_doubling = READS_BEFORE_LIMIT_DOUBLES;
             }
         }
         self.reads_without_write = self.reads_without_write.saturating_add(1);
@@ -73,7 +73,7 @@ impl ReadLimit {
     }
 
     /// Returns the maximum number of bytes of the next read.
-    pub(crate) fn next_read_bytes(&self) -> usize {
+    pub(crate) fn max_next_read_bytes(&self) -> usize {
         if self.limit_bytes < MAX_LIMIT_BYTES {
             self.limit_bytes
         } else {
@@ -113,7 +113,7 @@ mod tests {
             while bytes > 0 {
                 let now = self.now;
                 yields += u32::from(self.limit.must_yield(|| now));
-                let read = self.limit.next_read_bytes().min(bytes).min(chunk);
+                let read = self.limit.max_next_read_bytes().min(bytes).min(chunk);
                 self.limit.record_read(read, now);
                 self.now += Duration::from_nanos(self.ns_per_byte * read as u64);
                 bytes -= read;
@@ -133,7 +133,7 @@ mod tests {
         for _ in 0..100 {
             let (_, yields) = server.read(100, 100);
             assert_eq!(yields, 1);
-            assert_eq!(server.limit.next_read_bytes(), MIN_LIMIT_BYTES);
+            assert_eq!(server.limit.max_next_read_bytes(), MIN_LIMIT_BYTES);
             server.limit.record_write();
         }
     }

@@ -25,7 +25,7 @@ pub(crate) struct Spin {
     /// Time at which the stream began to sleep in this period.
     sleep_started_at: Option<Instant>,
     /// Number of further sleeps for which `current_spin` must not grow.
-    sleeps_without_growth: u32,
+    sleeps_left_without_growth: u32,
     next_growth_pause_sleeps: u32,
 }
 
@@ -36,13 +36,13 @@ impl Spin {
             current_spin: configured,
             idle_since: None,
             sleep_started_at: None,
-            sleeps_without_growth: 0,
+            sleeps_left_without_growth: 0,
             next_growth_pause_sleeps: FIRST_GROWTH_PAUSE_SLEEPS,
         }
     }
 
     /// Returns true if the stream, which has found no completion at `now`, polls again. Otherwise the stream sleeps.
-    pub(crate) fn polls_again(&mut self, now: Instant) -> bool {
+    pub(crate) fn should_poll_again(&mut self, now: Instant) -> bool {
         let since = *self.idle_since.get_or_insert(now);
         if now.saturating_duration_since(since) < self.current_spin {
             return true;
@@ -53,7 +53,7 @@ impl Spin {
                 && self.current_spin == MAX_SPIN_FACTOR * self.configured_spin
             {
                 self.current_spin = self.configured_spin;
-                self.sleeps_without_growth = self.next_growth_pause_sleeps;
+                self.sleeps_left_without_growth = self.next_growth_pause_sleeps;
                 self.next_growth_pause_sleeps =
                     MAX_GROWTH_PAUSE_SLEEPS.min(2 * self.next_growth_pause_sleeps);
             }
@@ -70,7 +70,7 @@ impl Spin {
                 self.next_growth_pause_sleeps = FIRST_GROWTH_PAUSE_SLEEPS
             }
             None => {}
-            Some(_) if self.sleeps_without_growth > 0 => self.sleeps_without_growth -= 1,
+            Some(_) if self.sleeps_left_without_growth > 0 => self.sleeps_left_without_growth -= 1,
             Some(since) if now().saturating_duration_since(since) < longest => {
                 self.current_spin = longest.min(2 * self.current_spin);
             }
@@ -104,7 +104,7 @@ mod tests {
             let start = self.now;
             let mut polled = None;
             while self.now < start + wait {
-                if !self.spin.polls_again(self.now) {
+                if !self.spin.should_poll_again(self.now) {
                     polled.get_or_insert(self.now - start);
                 }
                 self.now += Duration::from_micros(5);

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::pool::{Block, Pool};
-use crate::rdma::RdmaStream;
+use crate::rdma_stream::RdmaStream;
 
 /// A byte stream to a peer, over RDMA, or over TCP if a side cannot use RDMA.
 ///
@@ -26,22 +26,22 @@ use crate::rdma::RdmaStream;
 /// - *Two halves* (`tokio::io::split`) of a stream may be used by two tasks.
 #[derive(Debug)]
 pub struct Stream {
-    kind: Kind,
+    rdma_or_tcp: RdmaOrTcp,
 }
 
-enum Kind {
+enum RdmaOrTcp {
     /// A stream over RDMA; `None` while the stream is being dropped.
     Rdma(Option<Box<RdmaStream>>),
-    Tcp(Tcp),
+    Tcp(PlainTcp),
 }
 
 /// A plain TCP connection, with the bytes that were read from it during the handshake.
-struct Tcp {
+struct PlainTcp {
     tcp: TcpStream,
     handshake_leftover: Bytes,
 }
 
-impl std::fmt::Debug for Kind {
+impl std::fmt::Debug for RdmaOrTcp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Rdma(Some(rdma)) => write!(f, "{:?}", rdma.connection()),
@@ -52,16 +52,16 @@ impl std::fmt::Debug for Kind {
 }
 
 impl Stream {
-    pub(crate) fn rdma(rdma: RdmaStream) -> Self {
+    pub(crate) fn over_rdma(rdma: RdmaStream) -> Self {
         Self {
-            kind: Kind::Rdma(Some(Box::new(rdma))),
+            rdma_or_tcp: RdmaOrTcp::Rdma(Some(Box::new(rdma))),
         }
     }
 
-    pub(crate) fn tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
+    pub(crate) fn over_tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
         let first = first.into();
         Self {
-            kind: Kind::Tcp(Tcp {
+            rdma_or_tcp: RdmaOrTcp::Tcp(PlainTcp {
                 tcp,
                 handshake_leftover: first,
             }),
@@ -69,16 +69,16 @@ impl Stream {
     }
 
     pub(crate) fn tcp_stream(&self) -> &TcpStream {
-        match &self.kind {
-            Kind::Rdma(Some(rdma)) => rdma.tcp(),
-            Kind::Rdma(None) => unreachable!("a dropped stream is not used"),
-            Kind::Tcp(tcp) => &tcp.tcp,
+        match &self.rdma_or_tcp {
+            RdmaOrTcp::Rdma(Some(rdma)) => rdma.tcp(),
+            RdmaOrTcp::Rdma(None) => unreachable!("a dropped stream is not used"),
+            RdmaOrTcp::Tcp(tcp) => &tcp.tcp,
         }
     }
 
     /// Returns true if the stream uses RDMA.
     pub fn is_rdma(&self) -> bool {
-        matches!(self.kind, Kind::Rdma(_))
+        matches!(self.rdma_or_tcp, RdmaOrTcp::Rdma(_))
     }
 
     /// Returns the peer's address.
@@ -99,8 +99,8 @@ impl Stream {
 
     /// Returns the pool whose blocks are sent without a copy, or `None` if the stream uses TCP.
     pub fn pool(&self) -> Option<&Pool> {
-        match &self.kind {
-            Kind::Rdma(Some(rdma)) => Some(rdma.connection().pool()),
+        match &self.rdma_or_tcp {
+            RdmaOrTcp::Rdma(Some(rdma)) => Some(rdma.connection().pool()),
             _ => None,
         }
     }
@@ -135,10 +135,10 @@ impl Stream {
         cx: &mut Context<'_>,
         bytes: &mut Bytes,
     ) -> Poll<io::Result<usize>> {
-        match &mut self.kind {
-            Kind::Rdma(Some(rdma)) => rdma.poll_write_bytes(cx, bytes),
-            Kind::Rdma(None) => Poll::Ready(Ok(0)),
-            Kind::Tcp(tcp) => Pin::new(&mut tcp.tcp)
+        match &mut self.rdma_or_tcp {
+            RdmaOrTcp::Rdma(Some(rdma)) => rdma.poll_write_bytes(cx, bytes),
+            RdmaOrTcp::Rdma(None) => Poll::Ready(Ok(0)),
+            RdmaOrTcp::Tcp(tcp) => Pin::new(&mut tcp.tcp)
                 .poll_write(cx, bytes)
                 .map_ok(|written| {
                     bytes.advance(written);
@@ -161,10 +161,10 @@ impl Stream {
     /// # Errors
     /// Returns an error if the connection has failed.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        match &mut self.kind {
-            Kind::Rdma(Some(rdma)) => rdma.poll_read_bytes(cx),
-            Kind::Rdma(None) => Poll::Ready(Ok(None)),
-            Kind::Tcp(tcp) => {
+        match &mut self.rdma_or_tcp {
+            RdmaOrTcp::Rdma(Some(rdma)) => rdma.poll_read_bytes(cx),
+            RdmaOrTcp::Rdma(None) => Poll::Ready(Ok(None)),
+            RdmaOrTcp::Tcp(tcp) => {
                 let mut room = vec![0; 16 << 10];
                 let mut buf = ReadBuf::new(&mut room);
                 let read = tcp.poll_read(cx, &mut buf);
@@ -178,7 +178,7 @@ impl Stream {
     }
 }
 
-impl Tcp {
+impl PlainTcp {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.handshake_leftover.is_empty() {
             return Pin::new(&mut self.tcp).poll_read(cx, buf);
@@ -195,10 +195,10 @@ impl AsyncRead for Stream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.kind {
-            Kind::Rdma(Some(rdma)) => rdma.poll_read(cx, buf),
-            Kind::Rdma(None) => Poll::Ready(Ok(())),
-            Kind::Tcp(tcp) => tcp.poll_read(cx, buf),
+        match &mut self.rdma_or_tcp {
+            RdmaOrTcp::Rdma(Some(rdma)) => rdma.poll_read(cx, buf),
+            RdmaOrTcp::Rdma(None) => Poll::Ready(Ok(())),
+            RdmaOrTcp::Tcp(tcp) => tcp.poll_read(cx, buf),
         }
     }
 }
@@ -217,10 +217,10 @@ impl AsyncWrite for Stream {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.kind {
-            Kind::Rdma(Some(rdma)) => rdma.poll_write(cx, parts),
-            Kind::Rdma(None) => Poll::Ready(Ok(0)),
-            Kind::Tcp(tcp) => Pin::new(&mut tcp.tcp).poll_write_vectored(cx, parts),
+        match &mut self.rdma_or_tcp {
+            RdmaOrTcp::Rdma(Some(rdma)) => rdma.poll_write(cx, parts),
+            RdmaOrTcp::Rdma(None) => Poll::Ready(Ok(0)),
+            RdmaOrTcp::Tcp(tcp) => Pin::new(&mut tcp.tcp).poll_write_vectored(cx, parts),
         }
     }
 
@@ -234,17 +234,17 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.kind {
-            Kind::Rdma(Some(rdma)) => rdma.poll_shutdown(cx),
-            Kind::Rdma(None) => Poll::Ready(Ok(())),
-            Kind::Tcp(tcp) => Pin::new(&mut tcp.tcp).poll_shutdown(cx),
+        match &mut self.rdma_or_tcp {
+            RdmaOrTcp::Rdma(Some(rdma)) => rdma.poll_shutdown(cx),
+            RdmaOrTcp::Rdma(None) => Poll::Ready(Ok(())),
+            RdmaOrTcp::Tcp(tcp) => Pin::new(&mut tcp.tcp).poll_shutdown(cx),
         }
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Kind::Rdma(rdma) = &mut self.kind
+        if let RdmaOrTcp::Rdma(rdma) = &mut self.rdma_or_tcp
             && let Some(rdma) = rdma.take()
         {
             rdma.linger();

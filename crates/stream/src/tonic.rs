@@ -42,18 +42,18 @@ const PAUSE_AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(50);
 ///
 /// The authority of the endpoint's URI is the server's address; encryption is not supported.
 #[derive(Debug, Clone)]
-pub struct Connect {
+pub struct TonicConnector {
     connector: Connector,
 }
 
-impl Connect {
+impl TonicConnector {
     /// Creates a connector for channels from a connector for streams.
     pub fn new(connector: Connector) -> Self {
         Self { connector }
     }
 }
 
-impl tower_service::Service<Uri> for Connect {
+impl tower_service::Service<Uri> for TonicConnector {
     type Response = TokioIo<Stream>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
@@ -87,7 +87,7 @@ impl tower_service::Service<Uri> for Connect {
 #[derive(Debug)]
 pub struct Incoming {
     listener: Listener,
-    pause: Option<Pin<Box<tokio::time::Sleep>>>,
+    pause_after_failed_accept: Option<Pin<Box<tokio::time::Sleep>>>,
 }
 
 impl Incoming {
@@ -95,7 +95,7 @@ impl Incoming {
     pub fn new(listener: Listener) -> Self {
         Self {
             listener,
-            pause: None,
+            pause_after_failed_accept: None,
         }
     }
 }
@@ -105,16 +105,17 @@ impl tokio_stream::Stream for Incoming {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(pause) = &mut self.pause {
+            if let Some(pause) = &mut self.pause_after_failed_accept {
                 std::task::ready!(pause.as_mut().poll(cx));
-                self.pause = None;
+                self.pause_after_failed_accept = None;
             }
             match std::task::ready!(self.listener.poll_accept(cx)) {
                 Ok(stream) => return Poll::Ready(Some(Ok(stream))),
                 // Do not return the error, because tonic would then stop the server.
                 Err(why) => {
                     tracing::error!(%why, "no connection can be accepted");
-                    self.pause = Some(Box::pin(tokio::time::sleep(PAUSE_AFTER_FAILED_ACCEPT)));
+                    self.pause_after_failed_accept =
+                        Some(Box::pin(tokio::time::sleep(PAUSE_AFTER_FAILED_ACCEPT)));
                 }
             }
         }

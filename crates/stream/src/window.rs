@@ -53,12 +53,14 @@ pub struct MessagePostParams {
 
 /// Error: the peer gives more credits than it has received messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the peer gives {given} credits, of which at most {missing} can be outstanding")]
+#[error(
+    "the peer gives {given_credits} credits, of which at most {missing_credits} can be outstanding"
+)]
 pub struct TooManyCredits {
     /// Number of credits in the immediate.
-    pub given: u32,
+    pub given_credits: u32,
     /// Number of the peer's receives that are not known to be posted: the maximum number of credits that it may give.
-    pub missing: u16,
+    pub missing_credits: u16,
 }
 
 impl Window {
@@ -177,8 +179,8 @@ impl Window {
                 Ok(())
             }
             _ => Err(TooManyCredits {
-                given: imm,
-                missing,
+                given_credits: imm,
+                missing_credits: missing,
             }),
         }
     }

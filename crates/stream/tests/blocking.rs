@@ -153,7 +153,7 @@ fn a_server_of_another_protocol_is_reached_by_plain_tcp() {
         });
         let connect = |policy| {
             let config = Config {
-                policy,
+                rdma_policy: policy,
                 ..Config::default()
             };
             let connector = Connector::new(config).expect("a device");

@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 fn rdma_only() -> Config {
     Config {
-        policy: RdmaPolicy::RdmaOnly,
+        rdma_policy: RdmaPolicy::RdmaOnly,
         ..Config::default()
     }
 }

@@ -76,7 +76,7 @@ fn a_server_that_does_not_answer_a_hello_is_reached_by_plain_tcp() {
         ..Config::default()
     };
     let required = Config {
-        policy: RdmaPolicy::RdmaOnly,
+        rdma_policy: RdmaPolicy::RdmaOnly,
         ..config.clone()
     };
     for at_hello in [AtHello::EndOfFile, AtHello::Reset, AtHello::Silence] {
@@ -99,7 +99,7 @@ fn a_client_whose_nic_fails_uses_plain_tcp() {
     let address = ping_server(AtHello::Silence);
     connect_and_ping(&config, address).expect("by TCP");
     let required = Config {
-        policy: RdmaPolicy::RdmaOnly,
+        rdma_policy: RdmaPolicy::RdmaOnly,
         ..config
     };
     connect_and_ping(&required, address).expect_err("the NIC fails");

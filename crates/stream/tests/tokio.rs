@@ -29,7 +29,9 @@ fn any() -> SocketAddr {
 }
 
 async fn pair_of(client: Config, server: Config) -> (Stream, Stream) {
-    let mut listener = Listener::with_config(any(), server).await.expect("listens");
+    let mut listener = Listener::bind_with_config(any(), server)
+        .await
+        .expect("listens");
     let address = listener.local_addr().expect("an address");
     let connector = Connector::new(client).expect("a device");
     let (client, server) = tokio::join!(connector.connect(address), listener.accept());
@@ -135,7 +137,7 @@ fn bytes_go_and_come_without_a_copy() {
 fn where_one_side_has_no_rdma_tcp_is_used() {
     run(async {
         let tcp = || Config {
-            policy: RdmaPolicy::TcpOnly,
+            rdma_policy: RdmaPolicy::TcpOnly,
             ..Config::default()
         };
         for (client, server) in [
@@ -143,7 +145,9 @@ fn where_one_side_has_no_rdma_tcp_is_used() {
             (Config::default(), tcp()),
             (tcp(), tcp()),
         ] {
-            let mut listener = Listener::with_config(any(), server).await.expect("listens");
+            let mut listener = Listener::bind_with_config(any(), server)
+                .await
+                .expect("listens");
             let address = listener.local_addr().expect("an address");
             // The listener accepts a plain TCP client after the client's first bytes.
             let server = tokio::spawn(async move {
@@ -188,7 +192,7 @@ fn a_server_of_another_protocol_is_reached_by_plain_tcp() {
         client.read_exact(&mut got).await.expect("reads");
         assert_eq!(&got, b"pong");
         let required = Connector::new(Config {
-            policy: RdmaPolicy::RdmaOnly,
+            rdma_policy: RdmaPolicy::RdmaOnly,
             ..Config::default()
         });
         let refused = required.expect("a device").connect(address).await;
@@ -204,7 +208,9 @@ fn silent_and_slow_clients_are_disconnected_and_keep_nobody_waiting() {
             handshake_timeout: Duration::from_secs(1),
             ..Config::default()
         };
-        let mut listener = Listener::with_config(any(), config).await.expect("listens");
+        let mut listener = Listener::bind_with_config(any(), config)
+            .await
+            .expect("listens");
         let address = listener.local_addr().expect("an address");
         let mut silent = tokio::net::TcpStream::connect(address)
             .await
@@ -336,10 +342,10 @@ fn streams_of_a_runtime_that_sleep_share_one_channel() {
             queue_size: 16,
             // Every wait sleeps, so that each message needs an event.
             spin_time: Duration::ZERO,
-            policy: RdmaPolicy::RdmaOnly,
+            rdma_policy: RdmaPolicy::RdmaOnly,
             ..Config::default()
         };
-        let listener = Listener::with_config(any(), config.clone()).await;
+        let listener = Listener::bind_with_config(any(), config.clone()).await;
         let mut listener = listener.expect("listens");
         let address = listener.local_addr().expect("an address");
         let connector = Connector::new(config).expect("a device");

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use verbs_abi::*;
 
 use crate::layout::*;
-use crate::machines::machine_of_datagram;
+use crate::mapped_counter_file::{add_as_only_writer, raise_to_at_least, store_if_changed};
 use crate::objects::{Context, Cq, QPS, Qp, QpThread, find_or_claim_kind_index, qp_key};
-use crate::request::{NO_REPEATABLE_PATTERN, Request, RequestPattern};
-use crate::session::{add_single_writer, raise_to, store_if_changed};
+use crate::peer_machines::machine_of_datagram;
+use crate::send_work_request::{NO_REPEATABLE_PATTERN, RequestPattern, SendWorkRequest};
 
 /// Number of work requests or completions (a power of two) per reading of the clock. The clock is also read
 /// for the first `FIRST_TIMED_REQUESTS` of them.
@@ -19,21 +19,21 @@ const FIRST_TIMED_REQUESTS: u64 = 64;
 const MAX_DESTINATION_LOOKUPS: u64 = 1 << 16;
 
 /// Maximum number of posts that are counted as repetitions before they are added to all counters.
-const MAX_REPEATED_POSTS: u64 = 255;
+const MAX_UNMERGED_REPEATED_POSTS: u64 = 255;
 
 /// Counts an accepted postlist.
 #[inline(always)]
-pub(crate) fn count_posted(qp: &Qp, requests: impl Iterator<Item = impl Request> + Clone) {
-    let entry = qp.thread_entry();
+pub(crate) fn count_posted(qp: &Qp, requests: impl Iterator<Item = impl SendWorkRequest> + Clone) {
+    let entry = qp.thread_entry_or_create();
     let mut first = requests.clone();
     let Some(request) = first.next() else {
         return;
     };
     let alone = first.next().is_none();
     if alone && entry.is_repetition(qp, request.pattern(), || request.ud_destination()) {
-        return add_single_writer(&entry.cell.packed_repeated_posts, 1);
+        return add_as_only_writer(&entry.cell.packed_repeated_posts, 1);
     }
-    entry.flush_repeated_posts(qp);
+    entry.merge_repeated_posts(qp);
     count_each_posted(qp, entry, requests, alone);
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn count_posted(qp: &Qp, requests: impl Iterator<Item = impl Request>
 fn count_each_posted(
     qp: &Qp,
     entry: &QpThread,
-    requests: impl Iterator<Item = impl Request>,
+    requests: impl Iterator<Item = impl SendWorkRequest>,
     alone: bool,
 ) {
     let before = qp.posted_wrs.load(Relaxed);
@@ -61,7 +61,7 @@ fn count_each_posted(
     let datagram = qp.qp_type == IBV_QPT_UD;
     let mut requests = requests;
     let mut next = requests.next();
-    let mut pattern = next.as_ref().map(Request::pattern);
+    let mut pattern = next.as_ref().map(SendWorkRequest::pattern);
     let first = pattern;
     while let Some(request) = next {
         let fetches = !datagram && request.opcode() >= IBV_WR_RDMA_READ;
@@ -70,7 +70,7 @@ fn count_each_posted(
         loop {
             next = requests.next();
             let before = pattern;
-            pattern = next.as_ref().map(Request::pattern);
+            pattern = next.as_ref().map(SendWorkRequest::pattern);
             match &next {
                 Some(next)
                     if !fetches
@@ -82,7 +82,7 @@ fn count_each_posted(
                 _ => break,
             }
         }
-        let kind = kind_of(qp, &request);
+        let kind = operation_key_of_request(qp, &request);
         if kind != key {
             entry.count_sent_kind(key, in_row, signaled_in_row);
             (key, in_row, signaled_in_row) = (kind, 0, 0);
@@ -114,20 +114,20 @@ fn count_each_posted(
         qp.add_atomically_if_shared(&qp.posted_signaled_wrs, signaled);
     }
     let cell = entry.cell;
-    add_single_writer(
+    add_as_only_writer(
         &cell.postlists_by_length[power_of_two_bucket(count, POSTLIST_LENGTH_BUCKETS)],
         1,
     );
     let outstanding = in_flight.min(qp.max_send_wr().saturating_sub(count));
-    add_single_writer(
+    add_as_only_writer(
         &cell.outstanding_sum,
         count * outstanding + count * (count + 1) / 2,
     );
-    raise_to(&cell.outstanding_max, outstanding + count);
+    raise_to_at_least(&cell.outstanding_max, outstanding + count);
     store_if_changed(&entry.completed_signaled_wrs_at_last_post, completed);
     if begins_run || outstanding == 0 {
         entry.successful_polls_at_last_post.store(found, Relaxed);
-        add_single_writer(&cell.postlist_runs_between_completions, 1);
+        add_as_only_writer(&cell.postlist_runs_between_completions, 1);
     }
     if alone && let Some(pattern) = first {
         entry.record_repeatable_pattern(pattern, key, signaled > 0, outstanding + 1);
@@ -139,14 +139,14 @@ fn count_each_posted(
 
 /// Returns the kind under which a work request is counted.
 #[inline(always)]
-fn kind_of(qp: &Qp, request: &impl Request) -> OperationKey {
+fn operation_key_of_request(qp: &Qp, request: &impl SendWorkRequest) -> OperationKey {
     let (num_sge, bytes) = request.num_sge_and_bytes();
     let inline = (request.flags() | qp.implied_flags) & IBV_SEND_INLINE != 0;
     OperationKey::new(request.opcode(), num_sge, bytes).with_inline(inline)
 }
 
 #[inline(always)]
-fn is_signaled(qp: &Qp, request: &impl Request) -> bool {
+fn is_signaled(qp: &Qp, request: &impl SendWorkRequest) -> bool {
     (request.flags() | qp.implied_flags) & IBV_SEND_SIGNALED != 0
 }
 
@@ -177,7 +177,7 @@ impl QpThread {
             && self.completed_signaled_wrs_at_last_post.load(Relaxed)
                 == qp.completed_signaled_wrs.load(Relaxed)
             && RepeatedPosts(self.cell.packed_repeated_posts.load(Relaxed)).count()
-                < MAX_REPEATED_POSTS
+                < MAX_UNMERGED_REPEATED_POSTS
             && (qp.qp_type != IBV_QPT_UD || self.is_known_destination(destination()))
     }
 
@@ -192,7 +192,7 @@ impl QpThread {
     ) {
         let place = self.last_sent_kind_index.load(Relaxed) as usize;
         let single =
-            place < SINGLE_SIZE_SENT_KINDS && self.last_sent_kind_key.load(Relaxed) == key.0;
+            place < SINGLE_SIZE_SENT_KIND_SLOTS && self.last_sent_kind_key.load(Relaxed) == key.0;
         let fetches = key.opcode() >= IBV_WR_RDMA_READ;
         if !single || fetches {
             return store_if_changed(&self.last_post_opcode_and_sges, NO_REPEATABLE_PATTERN);
@@ -208,7 +208,7 @@ impl QpThread {
 
     /// Adds the posts that were only counted as repetitions to all counters.
     #[inline(always)]
-    pub(crate) fn flush_repeated_posts(&self, qp: &Qp) {
+    pub(crate) fn merge_repeated_posts(&self, qp: &Qp) {
         let repeated = RepeatedPosts(self.cell.packed_repeated_posts.load(Relaxed));
         if repeated.count() > 0 {
             self.add_repeated_posts_to_counters(qp, repeated);
@@ -231,13 +231,13 @@ impl QpThread {
         let count = repeated.count();
         cell.packed_repeated_posts
             .store(repeated.0 - count, Relaxed);
-        let kind = &cell.sent[repeated.kind_index()];
-        add_single_writer(&kind.count, count);
-        add_single_writer(&cell.postlists_by_length[0], count);
+        let kind = &cell.sent_by_kind[repeated.kind_index()];
+        add_as_only_writer(&kind.count, count);
+        add_as_only_writer(&cell.postlists_by_length[0], count);
         let before = cell.outstanding_before_repeats.load(Relaxed);
         let sum = repeated.outstanding_sum(before, qp.max_send_wr());
-        add_single_writer(&cell.outstanding_sum, sum);
-        raise_to(
+        add_as_only_writer(&cell.outstanding_sum, sum);
+        raise_to_at_least(
             &cell.outstanding_max,
             (before + count).min(qp.max_send_wr()),
         );
@@ -248,7 +248,7 @@ impl QpThread {
             for index in 0..signaled {
                 qp.record_posted_up_to_signaled(signaled_before + index, posted + index + 1);
             }
-            add_single_writer(&kind.signaled, signaled);
+            add_as_only_writer(&kind.signaled_count, signaled);
             qp.add_atomically_if_shared(&qp.posted_signaled_wrs, signaled);
         }
         qp.add_atomically_if_shared(&qp.posted_wrs, count);
@@ -271,28 +271,29 @@ impl QpThread {
         } else {
             self.sent_kind_index_or_max(key)
         };
-        let Some(kind) = self.cell.sent.get(place) else {
-            return add_single_writer(&self.cell.unitemised_sent, count);
+        let Some(kind) = self.cell.sent_by_kind.get(place) else {
+            return add_as_only_writer(&self.cell.unitemised_sent, count);
         };
-        add_single_writer(&kind.count, count);
-        if place >= SINGLE_SIZE_SENT_KINDS {
-            add_single_writer(
+        add_as_only_writer(&kind.count, count);
+        if place >= SINGLE_SIZE_SENT_KIND_SLOTS {
+            add_as_only_writer(
                 &kind.payload_bytes_sum_if_size_class,
                 count * u64::from(key.payload_bytes()),
             );
         }
         if signaled > 0 {
-            add_single_writer(&kind.signaled, signaled);
+            add_as_only_writer(&kind.signaled_count, signaled);
         }
     }
 
     /// Returns the index of a kind in the cell; `usize::MAX` if the cell has no room for the kind.
     #[inline(never)]
     fn sent_kind_index_or_max(&self, key: OperationKey) -> usize {
-        let kinds = &self.cell.sent;
-        let place = find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_SENT_KINDS, |place| {
-            &kinds[place].key
-        });
+        let kinds = &self.cell.sent_by_kind;
+        let place =
+            find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_SENT_KIND_SLOTS, |place| {
+                &kinds[place].operation_key
+            });
         let place = place.unwrap_or(usize::MAX);
         self.last_sent_kind_key.store(key.0, Relaxed);
         self.last_sent_kind_index.store(place as u64, Relaxed);
@@ -306,12 +307,12 @@ impl QpThread {
         } else {
             self.received_kind_index_or_max(key)
         };
-        let Some(kind) = self.cell.received.get(place) else {
-            return add_single_writer(&self.cell.unitemised_received, count);
+        let Some(kind) = self.cell.received_by_kind.get(place) else {
+            return add_as_only_writer(&self.cell.unitemised_received, count);
         };
-        add_single_writer(&kind.count, count);
-        if place >= SINGLE_SIZE_RECEIVED_KINDS {
-            add_single_writer(
+        add_as_only_writer(&kind.count, count);
+        if place >= SINGLE_SIZE_RECEIVED_KIND_SLOTS {
+            add_as_only_writer(
                 &kind.payload_bytes_sum_if_size_class,
                 count * u64::from(key.payload_bytes()),
             );
@@ -320,10 +321,10 @@ impl QpThread {
 
     #[inline(never)]
     fn received_kind_index_or_max(&self, key: OperationKey) -> usize {
-        let kinds = &self.cell.received;
+        let kinds = &self.cell.received_by_kind;
         let place =
-            find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KINDS, |place| {
-                &kinds[place].key
+            find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KIND_SLOTS, |place| {
+                &kinds[place].operation_key
             });
         let place = place.unwrap_or(usize::MAX);
         self.last_received_kind_key.store(key.0, Relaxed);
@@ -337,14 +338,14 @@ impl QpThread {
         match opcode {
             IBV_WR_RDMA_READ => {
                 if self.last_read_end_addr.load(Relaxed) == remote {
-                    add_single_writer(&self.cell.adjacent_reads, 1);
+                    add_as_only_writer(&self.cell.adjacent_reads, 1);
                 }
                 let end = remote.wrapping_add(bytes.into());
                 self.last_read_end_addr.store(end, Relaxed);
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                let slot = (remote as usize / 8) % ATOMIC_SLOTS;
-                add_single_writer(&self.cell.atomics_by_address_slot[slot], 1);
+                let slot = (remote as usize / 8) % ATOMIC_ADDRESS_SLOTS;
+                add_as_only_writer(&self.cell.atomics_by_address_slot[slot], 1);
             }
             _ => {}
         }
@@ -378,9 +379,9 @@ impl QpThread {
     #[cold]
     fn look_up_and_add_peer_machine(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
         if self.destination_lookups.load(Relaxed) >= MAX_DESTINATION_LOOKUPS {
-            return add_single_writer(&self.cell.unrecorded_destinations, 1);
+            return add_as_only_writer(&self.cell.unrecorded_destinations, 1);
         }
-        add_single_writer(&self.destination_lookups, 1);
+        add_as_only_writer(&self.destination_lookups, 1);
         self.add_peer(machine_of_datagram(context.qpn_process_shift, ah, qpn));
     }
 
@@ -394,7 +395,7 @@ impl QpThread {
                 _ => {}
             }
         }
-        add_single_writer(&self.cell.unrecorded_destinations, 1);
+        add_as_only_writer(&self.cell.unrecorded_destinations, 1);
     }
 }
 
@@ -410,7 +411,7 @@ pub(crate) struct CountedCompletion {
 
 impl CountedCompletion {
     #[inline(always)]
-    pub(crate) fn of(wc: &ibv_wc) -> Self {
+    pub(crate) fn from_wc(wc: &ibv_wc) -> Self {
         Self {
             qpn: wc.qp_num,
             is_success: wc.status == IBV_WC_SUCCESS,
@@ -436,19 +437,19 @@ impl CountedCompletion {
 /// Counts a poll that found no completion.
 #[inline(always)]
 pub(crate) fn count_empty_poll(cq: &Cq) {
-    add_single_writer(&cq.thread_entry().thread_counters.empty_polls, 1);
+    add_as_only_writer(&cq.thread_entry_or_create().thread_counters.empty_polls, 1);
 }
 
 /// Counts a poll that found completions.
 #[inline(always)]
 pub(crate) fn count_successful_poll(cq: &Cq, count: u64) {
-    let entry = cq.thread_entry();
+    let entry = cq.thread_entry_or_create();
     let cell = entry.thread_counters;
     let before = cell.completions_found.load(Relaxed);
-    add_single_writer(&entry.thread.successful_polls, 1);
-    add_single_writer(&cell.completions_found, count);
-    add_single_writer(
-        &cell.polls_by_completions[power_of_two_bucket(count, POLL_BUCKETS)],
+    add_as_only_writer(&entry.thread.successful_polls, 1);
+    add_as_only_writer(&cell.completions_found, count);
+    add_as_only_writer(
+        &cell.polls_by_completions[power_of_two_bucket(count, POLL_HISTOGRAM_BUCKETS)],
         1,
     );
     if must_read_clock(before, count) {
@@ -469,7 +470,11 @@ pub(crate) fn count_completions(cq: &Cq, completions: &[ibv_wc]) {
         .iter()
         .fold(0, |differ, other| differ | differing_bits(first, other));
     if differ == 0 {
-        return count_equal_completions(cq, CountedCompletion::of(first), completions.len() as u64);
+        return count_equal_completions(
+            cq,
+            CountedCompletion::from_wc(first),
+            completions.len() as u64,
+        );
     }
     count_completion_runs(cq, completions);
 }
@@ -479,7 +484,7 @@ pub(crate) fn count_completions(cq: &Cq, completions: &[ibv_wc]) {
 fn count_completion_runs(cq: &Cq, completions: &[ibv_wc]) {
     for run in completions.chunk_by(|a, b| differing_bits(a, b) == 0) {
         if let Some(first) = run.first() {
-            count_equal_completions(cq, CountedCompletion::of(first), run.len() as u64);
+            count_equal_completions(cq, CountedCompletion::from_wc(first), run.len() as u64);
         }
     }
 }
@@ -502,19 +507,19 @@ pub(crate) fn count_equal_completions(cq: &Cq, completion: CountedCompletion, co
         0 => {
             // The completed work requests were posted before.
             if let Some(entry) = qp.existing_entry() {
-                entry.flush_repeated_posts(qp);
+                entry.merge_repeated_posts(qp);
             }
             qp.add_atomically_if_shared(&qp.completed_signaled_wrs, count);
         }
         u64::MAX => {
-            let entry = qp.thread_entry();
-            entry.flush_repeated_posts(qp);
-            add_single_writer(&entry.cell.failed_completions, count);
+            let entry = qp.thread_entry_or_create();
+            entry.merge_repeated_posts(qp);
+            add_as_only_writer(&entry.cell.failed_completions, count);
             // The opcode of a failed completion is not valid (ibv_poll_cq), and the failed operation may be a
             // receive. After a failure the queue pair is in error, and at most as many operations are
             // outstanding as are flushed.
             qp.count_signaled_completions(count);
         }
-        _ => qp.thread_entry().count_received_kind(key, count),
+        _ => qp.thread_entry_or_create().count_received_kind(key, count),
     }
 }

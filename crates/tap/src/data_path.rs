@@ -11,24 +11,24 @@ use std::sync::atomic::Ordering::Relaxed;
 use verbs_abi::*;
 
 use crate::count;
-use crate::objects::{CQS, QPS, QPS_BY_HANDLE, Qp, Srq, context_of, key_of, qp_key};
+use crate::count_posted_recvs;
+use crate::mapped_counter_file::add_as_only_writer;
+use crate::objects::{CQS, QPS, QPS_BY_HANDLE, Qp, Srq, context_of_handle, key_of_handle, qp_key};
 use crate::postlist::{PostedList, bad_wr_slot, sge_length};
-use crate::recvs;
-use crate::request::{Request, RequestPattern};
-use crate::session::add_single_writer;
+use crate::send_work_request::{RequestPattern, SendWorkRequest};
 use crate::trace;
 
 /// Replaces the operations of a context by counting operations. The provider's own operations are in the
 /// [`Context`](crate::objects::Context).
 pub(crate) fn install_counting_ops(ops: &mut ibv_context_ops) {
-    if trace::is_on() {
+    if trace::is_tracing_on() {
         ops.post_send = Some(post_send_slow);
-        ops.post_recv = Some(recvs::post_traced::<Qp>);
-        ops.post_srq_recv = Some(recvs::post_traced::<Srq>);
+        ops.post_recv = Some(count_posted_recvs::post_traced::<Qp>);
+        ops.post_srq_recv = Some(count_posted_recvs::post_traced::<Srq>);
     } else {
         ops.post_send = Some(post_send);
-        ops.post_recv = Some(recvs::post::<Qp>);
-        ops.post_srq_recv = Some(recvs::post::<Srq>);
+        ops.post_recv = Some(count_posted_recvs::post::<Qp>);
+        ops.post_srq_recv = Some(count_posted_recvs::post::<Srq>);
     }
     ops.poll_cq = Some(poll_cq);
 }
@@ -69,7 +69,7 @@ unsafe extern "C" fn post_send(
         {
             let pattern =
                 RequestPattern::new(one.opcode, one.send_flags, 1, sge_length(one.sg_list));
-            if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of(handle))
+            if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of_handle(handle))
                 && let Some(post_send) = qp.provider_post_send
                 && let Some(entry) = qp.existing_entry()
                 && entry.is_repetition(qp, pattern, || one.ud_destination())
@@ -81,7 +81,7 @@ unsafe extern "C" fn post_send(
                 } else {
                     &cell.refused_wrs
                 };
-                add_single_writer(word, 1);
+                add_as_only_writer(word, 1);
                 return result;
             }
         }
@@ -104,7 +104,7 @@ unsafe extern "C" fn post_send_counted(
     let bad_wr = bad_wr_slot(bad_wr, &mut own);
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
-        if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of(handle))
+        if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of_handle(handle))
             && let Some(post_send) = qp.provider_post_send
         {
             let result = post_send(handle, wr, bad_wr);
@@ -156,7 +156,7 @@ unsafe extern "C" fn post_send_slow(
     unsafe {
         let qp = QPS.find(key_of_qp(handle));
         let context = qp.map(|qp| qp.context);
-        let context = context.or_else(|| context_of((*handle).context));
+        let context = context.or_else(|| context_of_handle((*handle).context));
         let Some(post_send) = context.and_then(|context| context.ops.post_send) else {
             *bad_wr = wr;
             return libc::EINVAL;
@@ -170,7 +170,7 @@ unsafe extern "C" fn post_send_slow(
             } else {
                 *bad_wr
             };
-            trace::write_posted(at_ns, handle, (*handle).qp_type, all, bad, result);
+            trace::trace_posted_sends(at_ns, handle, (*handle).qp_type, all, bad, result);
         }
         match qp {
             Some(qp) => count_accepted_and_return_result(qp, wr, bad_wr, result),
@@ -183,18 +183,21 @@ unsafe extern "C" fn post_send_slow(
 #[cold]
 fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     let rest = PostedList::new(bad_wr, ptr::null_mut());
-    add_single_writer(&qp.thread_entry().cell.refused_wrs, rest.count() as u64);
+    add_as_only_writer(
+        &qp.thread_entry_or_create().cell.refused_wrs,
+        rest.count() as u64,
+    );
     bad_wr
 }
 
 unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: the caller promises a live queue with room for the completions (`ibv_poll_cq(3)`).
     unsafe {
-        let cq = CQS.find_in_first_slot(key_of(handle));
-        let cq = cq.or_else(|| CQS.find(key_of(handle)));
+        let cq = CQS.find_in_first_slot(key_of_handle(handle));
+        let cq = cq.or_else(|| CQS.find(key_of_handle(handle)));
         let Some(poll_cq) = (match cq {
             Some(cq) => cq.context.ops.poll_cq,
-            None => context_of((*handle).context).and_then(|context| context.ops.poll_cq),
+            None => context_of_handle((*handle).context).and_then(|context| context.ops.poll_cq),
         }) else {
             return -libc::EINVAL;
         };
@@ -204,15 +207,15 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
                 Ok(found) if found > 0 => {
                     count::count_successful_poll(cq, found as u64);
                     let completions = std::slice::from_raw_parts(wc, found);
-                    if trace::is_on() {
-                        trace::write_found_completions(handle, cq, completions);
+                    if trace::is_tracing_on() {
+                        trace::trace_found_completions(handle, cq, completions);
                     }
                     count::count_completions(cq, completions);
                 }
                 _ => {
                     count::count_empty_poll(cq);
-                    if trace::is_on() {
-                        trace::record_empty_poll(handle.addr(), cq);
+                    if trace::is_tracing_on() {
+                        trace::count_and_trace_empty_poll(handle.addr(), cq);
                     }
                 }
             }
@@ -223,9 +226,9 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
 
 /// Removes the outstanding operations of a queue pair from its counts, after a reset of the queue pair.
 pub(crate) fn forget_outstanding_wrs(qp: &Qp) {
-    qp.thread_entry().flush_repeated_posts(qp);
+    qp.thread_entry_or_create().merge_repeated_posts(qp);
     qp.count_all_as_completed();
-    qp.thread_entry()
+    qp.thread_entry_or_create()
         .last_read_end_addr
         .store(u64::MAX, Relaxed);
 }

@@ -8,19 +8,19 @@ use nicmodel::profile::builtin_profiles;
 use zerocopy::IntoBytes;
 
 use crate::layout::*;
-use crate::read::{ReadError, RecordedProfile, read_with};
+use crate::read::{ReadError, RecordedProfile, read_counter_file_with};
 use crate::{Ledger, PcieLines};
 
 /// Number of cells of each kind in the fuzzed file. A header that claims more cells makes the file too
 /// short.
-const CELLS: usize = 3;
+const CELLS_PER_KIND: usize = 3;
 
 /// Reads a file of counters that has a header and one cell of each kind. `bytes` patch this file: two bytes
 /// select a word and the next eight are its value, repeatedly. All cells of a kind are equal.
 ///
 /// # Panics
 /// Panics if the reader panics, or returns a profile that contradicts itself.
-pub fn counters(bytes: &[u8]) {
+pub fn fuzz_counter_file(bytes: &[u8]) {
     if let Ok(read) = profile_of_patched_file(bytes) {
         assert_eq!(read.profile.check(), Ok(()));
         run_model_on_each_nic(&read.profile);
@@ -42,10 +42,10 @@ fn profile_of_patched_file(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
         words[at] = value.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
     }
     let memory = words.as_bytes();
-    read_with(|offset, out| {
+    read_counter_file_with(|offset, out| {
         let mut of_kind = 0;
         for (start, end, size) in kinds {
-            if (start..end).contains(&offset) && (offset - start) / size < CELLS {
+            if (start..end).contains(&offset) && (offset - start) / size < CELLS_PER_KIND {
                 let at = of_kind + (offset - start) % size;
                 if let Some(found) = memory.get(at..at + out.len()) {
                     out.copy_from_slice(found);
@@ -63,7 +63,7 @@ fn profile_of_patched_file(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
 ///
 /// # Panics
 /// Panics if the reader or the model panics, or if the written ledger differs.
-pub fn ledger(bytes: &[u8]) {
+pub fn fuzz_ledger(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
@@ -84,7 +84,7 @@ pub fn ledger(bytes: &[u8]) {
 ///
 /// # Panics
 /// Panics if the reader panics, or if the sum is wrong.
-pub fn perf(bytes: &[u8]) {
+pub fn fuzz_perf_output(bytes: &[u8]) {
     const EVENTS: [&str; 2] = ["io_pcirdcur", "io_itom"];
     const MORE: u64 = 7;
     let Ok(text) = std::str::from_utf8(bytes) else {
@@ -119,16 +119,16 @@ fn run_model_on_each_nic(observed: &OperationProfile) {
 mod tests {
     #[test]
     fn the_corpus_of_counters_is_replayed() {
-        corpus::replay("counters", super::counters);
+        corpus::replay("counters", super::fuzz_counter_file);
     }
 
     #[test]
     fn the_corpus_of_perf_is_replayed() {
-        corpus::replay("perf", super::perf);
+        corpus::replay("perf", super::fuzz_perf_output);
     }
 
     #[test]
     fn the_corpus_of_ledgers_is_replayed() {
-        corpus::replay("ledger", super::ledger);
+        corpus::replay("ledger", super::fuzz_ledger);
     }
 }

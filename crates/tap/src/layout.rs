@@ -19,21 +19,21 @@ pub(crate) const MAX_CQ_THREAD_CELLS: usize = 1 << 14;
 pub(crate) const MAX_SRQ_THREAD_CELLS: usize = 1 << 12;
 
 /// Number of kinds of send operations that a queue pair's cell distinguishes.
-pub(crate) const SENT_KINDS: usize = 64;
+pub(crate) const MAX_SENT_KINDS_PER_CELL: usize = 64;
 /// Number of kinds of received messages that a queue pair's cell distinguishes.
-pub(crate) const RECEIVED_KINDS: usize = 32;
+pub(crate) const MAX_RECEIVED_KINDS_PER_CELL: usize = 32;
 /// Number of kinds of send operations and of received messages in a cell that have a single payload size. The other
 /// kinds stand for classes of payload sizes.
-pub(crate) const SINGLE_SIZE_SENT_KINDS: usize = 40;
-pub(crate) const SINGLE_SIZE_RECEIVED_KINDS: usize = 20;
+pub(crate) const SINGLE_SIZE_SENT_KIND_SLOTS: usize = 40;
+pub(crate) const SINGLE_SIZE_RECEIVED_KIND_SLOTS: usize = 20;
 /// Number of histogram buckets of postlist lengths: 1, 2, up to 4, up to 8 …
 pub(crate) const POSTLIST_LENGTH_BUCKETS: usize = 17;
 /// Number of peers that a queue pair's cell distinguishes.
 pub(crate) const MAX_PEERS: usize = 117;
 /// Number of 8-byte words that the low 12 bits of an aligned address distinguish.
-pub(crate) const ATOMIC_SLOTS: usize = 512;
+pub(crate) const ATOMIC_ADDRESS_SLOTS: usize = 512;
 /// Number of histogram buckets of polls by the number of completions found: 1, 2, up to 4 …
-pub(crate) const POLL_BUCKETS: usize = 8;
+pub(crate) const POLL_HISTOGRAM_BUCKETS: usize = 8;
 /// Maximum number of bytes of the command line that a file of counters stores.
 pub(crate) const MAX_COMMAND_LINE_BYTES: usize = 8 * 488;
 
@@ -57,7 +57,7 @@ pub(crate) struct CounterFileHeader<W> {
     pub(crate) uncounted_objects: W,
     /// Number of created queue pairs.
     pub(crate) created_queue_pairs: W,
-    pub(crate) threads: W,
+    pub(crate) thread_count: W,
     /// Bytes of memory that is registered now, and the part of them in pages larger than the smallest. Then the
     /// maximum of each.
     pub(crate) current_registered_bytes: W,
@@ -78,12 +78,12 @@ pub(crate) struct CounterFileHeader<W> {
 #[repr(C)]
 pub(crate) struct SentCounters<W> {
     /// [`OperationKey`] of the kind; 0 if these counters are unused.
-    pub(crate) key: W,
+    pub(crate) operation_key: W,
     pub(crate) count: W,
     /// Sum of the payload bytes of all operations, if the key is that of a class; otherwise the key contains the
     /// payload.
     pub(crate) payload_bytes_sum_if_size_class: W,
-    pub(crate) signaled: W,
+    pub(crate) signaled_count: W,
 }
 
 /// Counters of received messages of one kind.
@@ -91,7 +91,7 @@ pub(crate) struct SentCounters<W> {
 #[repr(C)]
 pub(crate) struct ReceivedCounters<W> {
     /// [`OperationKey`] of the kind; 0 if these counters are unused.
-    pub(crate) key: W,
+    pub(crate) operation_key: W,
     pub(crate) count: W,
     /// Sum of the payload bytes, as in [`SentCounters`].
     pub(crate) payload_bytes_sum_if_size_class: W,
@@ -151,9 +151,9 @@ pub(crate) struct QpThreadCell<W> {
     /// Times of the first and last post for which the clock was read, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) first_post_ns: W,
     pub(crate) last_timed_post_ns: W,
-    pub(crate) sent: [SentCounters<W>; SENT_KINDS],
-    pub(crate) received: [ReceivedCounters<W>; RECEIVED_KINDS],
-    pub(crate) atomics_by_address_slot: [W; ATOMIC_SLOTS],
+    pub(crate) sent_by_kind: [SentCounters<W>; MAX_SENT_KINDS_PER_CELL],
+    pub(crate) received_by_kind: [ReceivedCounters<W>; MAX_RECEIVED_KINDS_PER_CELL],
+    pub(crate) atomics_by_address_slot: [W; ATOMIC_ADDRESS_SLOTS],
 }
 
 /// Counters of one thread for one completion queue.
@@ -166,7 +166,7 @@ pub(crate) struct CqThreadCell<W> {
     pub(crate) empty_polls: W,
     pub(crate) completions_found: W,
     /// Histogram of polls by the number of completions found.
-    pub(crate) polls_by_completions: [W; POLL_BUCKETS],
+    pub(crate) polls_by_completions: [W; POLL_HISTOGRAM_BUCKETS],
     pub(crate) reserved: [W; 3],
 }
 

@@ -7,14 +7,14 @@ use std::path::Path;
 use nicmodel::op_profile::{OpProfileError, OperationProfile};
 use serde::{Deserialize, Serialize};
 
+use crate::mapped_counter_file::COUNTER_FILE_EXTENSION;
 use crate::read::{self, ReadError};
-use crate::session::COUNTER_FILE_EXTENSION;
 
 /// The version of the ledger document that this crate reads and writes.
 pub const LEDGER_VERSION: u32 = 2;
 
 /// Value of [`Ledger::format`].
-const FORMAT: &str = "verbatim ledger";
+const LEDGER_FORMAT: &str = "verbatim ledger";
 
 /// The verbs of a command's processes: a JSON document that can be kept and compared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,7 +85,7 @@ impl Ledger {
     /// Returns an error if the folder cannot be read.
     pub fn collect(folder: &Path, command: &str) -> io::Result<Self> {
         let mut ledger = Self {
-            format: FORMAT.to_owned(),
+            format: LEDGER_FORMAT.to_owned(),
             version: LEDGER_VERSION,
             command: command.to_owned(),
             provider: String::new(),
@@ -106,7 +106,7 @@ impl Ledger {
         files.sort();
         let mut recorded = Vec::new();
         for path in files {
-            match read::read(&path) {
+            match read::read_counter_file(&path) {
                 Ok(one) => recorded.push(one),
                 // The process was killed before it had written the header of its file.
                 Err(ReadError::NotACounterFile) => {
@@ -132,7 +132,7 @@ impl Ledger {
     pub fn parse(text: &str) -> Result<Self, LedgerError> {
         let value: serde_json::Value = serde_json::from_str(text)?;
         let field = |name: &str| value.get(name);
-        if field("format").and_then(|format| format.as_str()) != Some(FORMAT) {
+        if field("format").and_then(|format| format.as_str()) != Some(LEDGER_FORMAT) {
             return Err(LedgerError::NotALedger);
         }
         match field("version") {

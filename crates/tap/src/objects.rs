@@ -9,14 +9,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use verbs_abi::*;
 
-use crate::built::BuiltWr;
+use crate::built_work_requests::BuiltWr;
 use crate::layout::*;
-use crate::own_operations::{PollOps, PostOps};
-use crate::request::NO_REPEATABLE_PATTERN;
-use crate::session::{
+use crate::mapped_counter_file::{
     CqCounters, MappedCounterFile, QpCounters, SrqCounters, TappedThread, thread_token,
 };
-use crate::table::OpenAddressingTable;
+use crate::object_table::OpenAddressingTable;
+use crate::provider_operations::{PollOps, PostOps};
+use crate::send_work_request::NO_REPEATABLE_PATTERN;
 
 /// Queue pairs by the key that [`qp_key`] returns.
 pub(crate) static QPS: OpenAddressingTable<Qp> = OpenAddressingTable::new();
@@ -31,14 +31,14 @@ pub(crate) static SRQS: OpenAddressingTable<Srq> = OpenAddressingTable::new();
 pub(crate) static CONTEXTS: OpenAddressingTable<Context> = OpenAddressingTable::new();
 
 /// Locks the tables against concurrent creation and destruction of objects.
-pub(crate) fn lock_registry() -> MutexGuard<'static, ()> {
+pub(crate) fn lock_object_tables() -> MutexGuard<'static, ()> {
     static REGISTRY: Mutex<()> = Mutex::new(());
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the key of an object in a table: the address of its handle.
 #[inline(always)]
-pub(crate) fn key_of<T>(handle: *mut T) -> u64 {
+pub(crate) fn key_of_handle<T>(handle: *mut T) -> u64 {
     handle.addr() as u64
 }
 
@@ -66,13 +66,13 @@ pub(crate) struct Context {
 /// Returns the open device with this handle; used for objects that are not counted.
 #[cold]
 #[inline(never)]
-pub(crate) fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
-    CONTEXTS.find(key_of(context))
+pub(crate) fn context_of_handle(context: *mut ibv_context) -> Option<&'static Context> {
+    CONTEXTS.find(key_of_handle(context))
 }
 
 /// A list with one entry for each thread that uses the object, newest first; entries live for ever.
-pub(crate) struct PerThread<U: 'static> {
-    first: AtomicPtr<U>,
+pub(crate) struct PerThreadEntries<U: 'static> {
+    first_entry: AtomicPtr<U>,
 }
 
 /// One thread's entry for an object.
@@ -83,10 +83,10 @@ pub(crate) trait ThreadEntry: Sized {
     fn next(&self) -> &AtomicPtr<Self>;
 }
 
-impl<U: ThreadEntry> PerThread<U> {
+impl<U: ThreadEntry> PerThreadEntries<U> {
     fn new() -> Self {
         Self {
-            first: AtomicPtr::new(ptr::null_mut()),
+            first_entry: AtomicPtr::new(ptr::null_mut()),
         }
     }
 
@@ -94,7 +94,7 @@ impl<U: ThreadEntry> PerThread<U> {
     #[inline(always)]
     fn entry_of_token(&self, token: usize) -> Option<&'static U> {
         // Acquire: pairs with the Release of `insert`.
-        let mut at = self.first.load(Ordering::Acquire);
+        let mut at = self.first_entry.load(Ordering::Acquire);
         // SAFETY: entries live for ever.
         while let Some(this) = unsafe { at.as_ref() } {
             if this.owner_token() == token {
@@ -107,7 +107,7 @@ impl<U: ThreadEntry> PerThread<U> {
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    fn thread_entry(&self, make: impl FnOnce(usize) -> U) -> &'static U {
+    fn thread_entry_or_insert(&self, make: impl FnOnce(usize) -> U) -> &'static U {
         let token = thread_token();
         match self.entry_of_token(token) {
             Some(known) => known,
@@ -118,17 +118,17 @@ impl<U: ThreadEntry> PerThread<U> {
     #[cold]
     fn insert(&self, new: U) -> &'static U {
         let new: &'static U = Box::leak(Box::new(new));
-        let _one = lock_registry();
-        new.next().store(self.first.load(Relaxed), Relaxed);
-        self.first
+        let _one = lock_object_tables();
+        new.next().store(self.first_entry.load(Relaxed), Relaxed);
+        self.first_entry
             .store(ptr::from_ref(new).cast_mut(), Ordering::Release);
         new
     }
 }
 
-type PostSend =
+type PostSendFn =
     Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>;
-type PostSrqRecv =
+type PostSrqRecvFn =
     Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>;
 type PostRecvFn =
     Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>;
@@ -137,7 +137,7 @@ type PostRecvFn =
 pub(crate) struct Qp {
     pub(crate) context: &'static Context,
     /// The provider's own `post_send`, beside the other data that a post needs.
-    pub(crate) provider_post_send: PostSend,
+    pub(crate) provider_post_send: PostSendFn,
     pub(crate) provider_post_recv: PostRecvFn,
     id: u64,
     qpn: u32,
@@ -146,7 +146,7 @@ pub(crate) struct Qp {
     /// Flags that apply to every work request of the queue pair: `IBV_SEND_SIGNALED` if `sq_sig_all` is
     /// set.
     pub(crate) implied_flags: u32,
-    threads: PerThread<QpThread>,
+    thread_entries: PerThreadEntries<QpThread>,
     /// True if more than one thread posts to the queue pair or polls for it.
     used_by_several_threads: AtomicBool,
     /// Number of posted work requests, and number of posted signaled work requests.
@@ -155,7 +155,7 @@ pub(crate) struct Qp {
     /// Number of completions of the send queue.
     pub(crate) completed_signaled_wrs: AtomicU64,
     /// Number of work requests posted up to each of the latest signaled work requests.
-    pub(crate) posted_up_to_signaled: Box<[AtomicU64]>,
+    pub(crate) posted_wrs_up_to_signaled: Box<[AtomicU64]>,
     pub(crate) post_ops: OnceLock<PostOps>,
 }
 
@@ -206,7 +206,7 @@ impl ThreadEntry for QpThread {
 
 /// Number of datagram destinations of a queue pair that are distinguished by hash, without a search.
 const DESTINATION_SLOTS: usize = 1024;
-/// Maximum number of entries of [`Qp::posted_up_to_signaled`].
+/// Maximum number of entries of [`Qp::posted_wrs_up_to_signaled`].
 const MAX_TRACKED_SIGNALED: u32 = 1 << 16;
 
 impl Qp {
@@ -233,31 +233,32 @@ impl Qp {
             qp_type: qp.qp_type,
             cap,
             implied_flags: if sq_sig_all { IBV_SEND_SIGNALED } else { 0 },
-            threads: PerThread::new(),
+            thread_entries: PerThreadEntries::new(),
             used_by_several_threads: AtomicBool::new(false),
             posted_wrs: AtomicU64::new(0),
             posted_signaled_wrs: AtomicU64::new(0),
             completed_signaled_wrs: AtomicU64::new(0),
-            posted_up_to_signaled: (0..marks).map(|_| AtomicU64::new(0)).collect(),
+            posted_wrs_up_to_signaled: (0..marks).map(|_| AtomicU64::new(0)).collect(),
             post_ops: OnceLock::new(),
         }
     }
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    pub(crate) fn thread_entry(&self) -> &'static QpThread {
-        self.threads.thread_entry(|token| self.new_entry(token))
+    pub(crate) fn thread_entry_or_create(&self) -> &'static QpThread {
+        self.thread_entries
+            .thread_entry_or_insert(|token| self.new_entry(token))
     }
 
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn existing_entry(&self) -> Option<&'static QpThread> {
-        self.threads.entry_of_token(thread_token())
+        self.thread_entries.entry_of_token(thread_token())
     }
 
     #[cold]
     fn new_entry(&self, owner: usize) -> QpThread {
-        if !self.threads.first.load(Relaxed).is_null() {
+        if !self.thread_entries.first_entry.load(Relaxed).is_null() {
             self.used_by_several_threads.store(true, Relaxed);
         }
         let session = self.context.counter_file;
@@ -308,7 +309,7 @@ impl Qp {
         if self.used_by_several_threads.load(Relaxed) {
             word.fetch_add(by, Relaxed);
         } else {
-            crate::session::add_single_writer(word, by);
+            crate::mapped_counter_file::add_as_only_writer(word, by);
         }
     }
 
@@ -316,7 +317,8 @@ impl Qp {
     /// `signaled`.
     #[inline(always)]
     pub(crate) fn record_posted_up_to_signaled(&self, signaled: u64, posted: u64) {
-        self.posted_up_to_signaled[signaled as usize & (self.posted_up_to_signaled.len() - 1)]
+        self.posted_wrs_up_to_signaled
+            [signaled as usize & (self.posted_wrs_up_to_signaled.len() - 1)]
             .store(posted, Relaxed);
     }
 
@@ -329,8 +331,8 @@ impl Qp {
             .load(Relaxed)
             .min(self.posted_signaled_wrs.load(Relaxed));
         match completed.checked_sub(1) {
-            Some(last) => self.posted_up_to_signaled
-                [last as usize & (self.posted_up_to_signaled.len() - 1)]
+            Some(last) => self.posted_wrs_up_to_signaled
+                [last as usize & (self.posted_wrs_up_to_signaled.len() - 1)]
                 .load(Relaxed),
             None => 0,
         }
@@ -368,7 +370,7 @@ pub(crate) struct Cq {
     pub(crate) device: *mut ibv_context,
     capacity: u64,
     id: u64,
-    threads: PerThread<CqThread>,
+    thread_entries: PerThreadEntries<CqThread>,
     pub(crate) poll_ops: OnceLock<PollOps>,
 }
 
@@ -386,7 +388,7 @@ pub(crate) struct CqThread {
     /// Number of completions since `ibv_start_poll`.
     pub(crate) completions_in_poll: AtomicU64,
     /// Number of empty polls since the last trace line, if tracing is on.
-    pub(crate) empty_polls_since_line: AtomicU64,
+    pub(crate) empty_polls_since_trace_line: AtomicU64,
 }
 
 impl ThreadEntry for CqThread {
@@ -402,7 +404,7 @@ impl ThreadEntry for CqThread {
 }
 
 /// Counter that numbers objects which have no number of their own.
-static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+static NEXT_OBJECT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Cq {
     pub(crate) fn new(context: &'static Context, device: *mut ibv_context, cqe: i32) -> Self {
@@ -410,16 +412,17 @@ impl Cq {
             context,
             device,
             capacity: u64::try_from(cqe).unwrap_or(0),
-            id: NEXT_ID.fetch_add(1, Relaxed),
-            threads: PerThread::new(),
+            id: NEXT_OBJECT_ID.fetch_add(1, Relaxed),
+            thread_entries: PerThreadEntries::new(),
             poll_ops: OnceLock::new(),
         }
     }
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    pub(crate) fn thread_entry(&self) -> &'static CqThread {
-        self.threads.thread_entry(|token| self.new_entry(token))
+    pub(crate) fn thread_entry_or_create(&self) -> &'static CqThread {
+        self.thread_entries
+            .thread_entry_or_insert(|token| self.new_entry(token))
     }
 
     #[cold]
@@ -436,7 +439,7 @@ impl Cq {
             }),
             thread,
             completions_in_poll: AtomicU64::new(0),
-            empty_polls_since_line: AtomicU64::new(0),
+            empty_polls_since_trace_line: AtomicU64::new(0),
         }
     }
 }
@@ -444,9 +447,9 @@ impl Cq {
 /// A shared receive queue.
 pub(crate) struct Srq {
     context: &'static Context,
-    pub(crate) provider_post_srq_recv: PostSrqRecv,
+    pub(crate) provider_post_srq_recv: PostSrqRecvFn,
     id: u64,
-    threads: PerThread<SrqThread>,
+    thread_entries: PerThreadEntries<SrqThread>,
 }
 
 /// One thread's entry for a shared receive queue.
@@ -473,21 +476,21 @@ impl Srq {
         Self {
             context,
             provider_post_srq_recv: context.ops.post_srq_recv,
-            id: NEXT_ID.fetch_add(1, Relaxed),
-            threads: PerThread::new(),
+            id: NEXT_OBJECT_ID.fetch_add(1, Relaxed),
+            thread_entries: PerThreadEntries::new(),
         }
     }
 
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn existing_entry(&self) -> Option<&'static SrqThread> {
-        self.threads.entry_of_token(thread_token())
+        self.thread_entries.entry_of_token(thread_token())
     }
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    pub(crate) fn thread_entry(&self) -> &'static SrqThread {
-        self.threads.thread_entry(|owner| {
+    pub(crate) fn thread_entry_or_create(&self) -> &'static SrqThread {
+        self.thread_entries.thread_entry_or_insert(|owner| {
             let session = self.context.counter_file;
             let thread = session.current_thread();
             SrqThread {

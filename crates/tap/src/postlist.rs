@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use crate::request::Request;
+use crate::send_work_request::SendWorkRequest;
 
 /// A postlist that a program posted, up to the first refused work request.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ impl Iterator for PostedList {
     }
 }
 
-impl Request for &ibv_send_wr {
+impl SendWorkRequest for &ibv_send_wr {
     #[inline(always)]
     fn opcode(&self) -> ibv_wr_opcode {
         self.opcode

@@ -1,6 +1,6 @@
 //! Conversion of a file of counters into an operation profile. The file is untrusted.
 
-mod kinds;
+mod kinds_to_operations;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -17,7 +17,7 @@ use verbs_abi::*;
 use zerocopy::FromBytes;
 
 use crate::layout::*;
-use kinds::{
+use kinds_to_operations::{
     merge_counted_operations, received_operations_if_modelled, saturate_to_u32,
     sent_operations_if_modelled,
 };
@@ -54,13 +54,13 @@ pub(crate) struct RecordedProfile {
 }
 
 /// Reads a process's file, which the process may still be writing.
-pub(crate) fn read(path: &Path) -> Result<RecordedProfile, ReadError> {
+pub(crate) fn read_counter_file(path: &Path) -> Result<RecordedProfile, ReadError> {
     let file = File::open(path)?;
-    read_with(|offset, bytes| file.read_exact_at(bytes, offset as u64))
+    read_counter_file_with(|offset, bytes| file.read_exact_at(bytes, offset as u64))
 }
 
 /// Reads a file through `fetch`, which is called with an offset and a buffer.
-pub(crate) fn read_with(
+pub(crate) fn read_counter_file_with(
     fetch: impl Fn(usize, &mut [u8]) -> io::Result<()>,
 ) -> Result<RecordedProfile, ReadError> {
     fn read_struct<T: FromBytes>(
@@ -91,18 +91,18 @@ pub(crate) fn read_with(
     }
     let mut builder = ProfileBuilder::default();
     for index in 0..header.used_cq_cells as usize {
-        builder.add_cq(&read_struct(
+        builder.add_cq_cell(&read_struct(
             &fetch,
             CQ_CELLS_AT + index * size_of::<CqThreadCell<u64>>(),
         )?);
     }
     for index in 0..header.used_srq_cells as usize {
         let offset = SRQ_CELLS_AT + index * size_of::<SrqThreadCell<u64>>();
-        builder.add_srq(&read_struct(&fetch, offset)?);
+        builder.add_srq_cell(&read_struct(&fetch, offset)?);
     }
     for index in 0..header.used_qp_cells as usize {
         let offset = QP_CELLS_AT + index * size_of::<QpThreadCell<u64>>();
-        builder.add_qp(&read_struct(&fetch, offset)?, header.first_data_path_use_ns);
+        builder.add_qp_cell(&read_struct(&fetch, offset)?, header.first_data_path_use_ns);
     }
     Ok(builder.into_recorded_profile(&header))
 }
@@ -133,16 +133,16 @@ struct ProfileBuilder {
 }
 
 impl ProfileBuilder {
-    fn thread(&mut self, id: u64) -> &mut Thread {
+    fn thread_or_insert(&mut self, id: u64) -> &mut Thread {
         self.threads.entry(id).or_insert_with(|| Thread {
             id: saturate_to_u32(id),
             ..Thread::default()
         })
     }
 
-    fn add_cq(&mut self, cell: &CqThreadCell<u64>) {
+    fn add_cq_cell(&mut self, cell: &CqThreadCell<u64>) {
         let polls = saturating_sum(&cell.polls_by_completions).saturating_add(cell.empty_polls);
-        let thread = self.thread(cell.thread_id);
+        let thread = self.thread_or_insert(cell.thread_id);
         for (all, more) in [
             (&mut thread.polls, polls),
             (&mut thread.empty_polls, cell.empty_polls),
@@ -152,15 +152,15 @@ impl ProfileBuilder {
         }
     }
 
-    fn add_srq(&mut self, cell: &SrqThreadCell<u64>) {
-        let thread = self.thread(cell.thread_id);
+    fn add_srq_cell(&mut self, cell: &SrqThreadCell<u64>) {
+        let thread = self.thread_or_insert(cell.thread_id);
         thread.recv_posts = thread
             .recv_posts
             .saturating_add(cell.recvs.calls_recvs_and_bytes().0);
     }
 
     /// Adds a queue pair's cell of a process that began to use the data path at `began`.
-    fn add_qp(&mut self, cell: &QpThreadCell<u64>, began: u64) {
+    fn add_qp_cell(&mut self, cell: &QpThreadCell<u64>, began: u64) {
         let transport = match u32::try_from(cell.qp_type) {
             Ok(IBV_QPT_RC) => Transport::Rc,
             Ok(IBV_QPT_UC) => Transport::Uc,
@@ -172,7 +172,7 @@ impl ProfileBuilder {
         };
         let repeated = RepeatedPosts(cell.packed_repeated_posts);
         let posts = saturating_sum(&cell.postlists_by_length).saturating_add(repeated.count());
-        let thread = self.thread(cell.thread_id);
+        let thread = self.thread_or_insert(cell.thread_id);
         thread.posts = thread.posts.saturating_add(posts);
         thread.post_time_span = union_of_spans(thread.post_time_span, posting_span(cell, began));
         thread.recv_posts = thread
@@ -302,7 +302,7 @@ fn add_qp_counters(
     add_postlist_length_buckets(&mut qp.postlist_lengths, &lists);
     for (slot, count) in (0u32..).zip(&cell.atomics_by_address_slot) {
         if *count > 0 {
-            add_slot(
+            add_atomic_slot_count(
                 &mut qp.atomics_by_low_address_bits,
                 slot * ATOMIC_BYTES,
                 *count,
@@ -320,18 +320,20 @@ fn add_kinds_and_count_unmodelled(
     transport: Transport,
 ) -> u64 {
     let mut unmodelled = 0u64;
-    for (place, kind) in cell.sent.iter().enumerate() {
+    for (place, kind) in cell.sent_by_kind.iter().enumerate() {
         let mut kind = *kind;
         if place == repeated.kind_index() {
             kind.count = kind.count.saturating_add(repeated.count());
-            kind.signaled = kind.signaled.saturating_add(repeated.signaled_count());
+            kind.signaled_count = kind
+                .signaled_count
+                .saturating_add(repeated.signaled_count());
         }
         match sent_operations_if_modelled(transport, &kind) {
             Some(counted) => merge_counted_operations(&mut qp.sent, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
         }
     }
-    for kind in &cell.received {
+    for kind in &cell.received_by_kind {
         match received_operations_if_modelled(transport, kind) {
             Some(counted) => merge_counted_operations(&mut qp.received, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
@@ -398,7 +400,7 @@ fn add_postlist_length_buckets(lengths: &mut Vec<PostlistsByLength>, buckets: &[
     lengths.sort_by_key(|known| known.max_postlist_len);
 }
 
-fn add_slot(slots: &mut Vec<AtomicSlotCount>, slot: u32, count: u64) {
+fn add_atomic_slot_count(slots: &mut Vec<AtomicSlotCount>, slot: u32, count: u64) {
     match slots
         .iter_mut()
         .find(|known| known.low_address_bits == slot)
@@ -421,7 +423,7 @@ mod tests {
     use super::*;
 
     fn from(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
-        read_with(|offset, out| {
+        read_counter_file_with(|offset, out| {
             let end = offset.checked_add(out.len()).expect("small numbers");
             let found = bytes.get(offset..end);
             out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -440,7 +442,7 @@ mod tests {
         (cell[at], cell[at + 2]) = (0, 22);
         let at = std::mem::offset_of!(QpThreadCell<u64>, postlist_runs_between_completions) / 8;
         cell[at] = 10;
-        let at = std::mem::offset_of!(QpThreadCell<u64>, sent) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, sent_by_kind) / 8;
         let key = OperationKey::new(IBV_WR_SEND, 1, 60).with_inline(true);
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
         // Three more posts are counted as repetitions.
@@ -508,13 +510,13 @@ mod tests {
             cell.qp_type = IBV_QPT_RC.into();
             cell.postlists_by_length[0] = 3;
             cell.postlist_runs_between_completions = 3;
-            cell.sent[0] = SentCounters {
-                key: OperationKey::new(IBV_WR_RDMA_READ, 1, 8).0,
+            cell.sent_by_kind[0] = SentCounters {
+                operation_key: OperationKey::new(IBV_WR_RDMA_READ, 1, 8).0,
                 count: 3,
                 payload_bytes_sum_if_size_class: 24,
-                signaled: 3 * thread,
+                signaled_count: 3 * thread,
             };
-            builder.add_qp(&cell, 0);
+            builder.add_qp_cell(&cell, 0);
         }
         let header = CounterFileHeader::<u64>::new_zeroed();
         let profile = builder.into_recorded_profile(&header).profile;
@@ -529,7 +531,7 @@ mod tests {
     #[test]
     fn more_bytes_than_there_can_be_are_a_mean_all_the_same() {
         let mut words = words();
-        let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpThreadCell<u64>, sent) / 8;
+        let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpThreadCell<u64>, sent_by_kind) / 8;
         words[sent] = OperationKey::new(IBV_WR_SEND, 1, 60).with_size_class().0;
         words[sent + 2] = u64::MAX;
         let read = from(&bytes(&words)).expect("a file");

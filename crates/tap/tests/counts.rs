@@ -44,7 +44,7 @@ fn pair(depth: u32) -> Result<Pair, Box<dyn std::error::Error>> {
     let context = Provider::softnic().device(None)?.open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1024)?);
     let make = || {
-        pd.qp::<Rc>(&cq, &cq)
+        pd.qp_builder::<Rc>(&cq, &cq)
             .max_send_wr(depth)
             .max_recv_wr(depth)
             .build()
@@ -131,7 +131,7 @@ fn rc() -> Anything {
 fn ud() -> Anything {
     let context = Provider::softnic().device(None)?.open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
-    let qp = pd.qp::<Ud>(&cq, &cq).max_inline_data(128).build()?;
+    let qp = pd.qp_builder::<Ud>(&cq, &cq).max_inline_data(128).build()?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE)?;
     let to = pd.ud_destination(1, &qp.endpoint())?;
     let mut recvs = qp.recv_list(4);
@@ -356,7 +356,7 @@ fn run(name: &str, folder: &Path) -> (ExitStatus, Ledger) {
     let status = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "program", "--nocapture"])
         .env(PROGRAM, name)
-        .env(tap::TAP_DIR_VARIABLE, folder)
+        .env(tap::TAP_DIR_ENV_VAR, folder)
         .status()
         .expect("it starts");
     let ledger = Ledger::collect(folder, name).expect("the folder is there");
@@ -589,5 +589,5 @@ fn a_program_that_dies_leaves_what_it_did() {
 
 #[test]
 fn without_a_folder_the_tap_is_off() {
-    assert!(std::env::var_os(tap::TAP_DIR_VARIABLE).is_some() || !tap::is_counting_or_tracing());
+    assert!(std::env::var_os(tap::TAP_DIR_ENV_VAR).is_some() || !tap::is_counting_or_tracing());
 }

@@ -13,7 +13,7 @@ pub struct TensorCatalogue<T, W> {
     entries: HashMap<TensorName, CatalogueEntry<T>>,
     waiters_by_name: HashMap<TensorName, Vec<W>>,
     /// The stored tensors by the time of their last use.
-    by_last_use: BTreeMap<u64, TensorName>,
+    names_by_last_use: BTreeMap<u64, TensorName>,
     use_clock: u64,
     stored_bytes: u64,
     capacity_bytes: u64,
@@ -29,7 +29,7 @@ struct CatalogueEntry<T> {
 
 /// The process has published a tensor of this name itself, so a peer can neither replace nor remove it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PublishedHere;
+pub struct PublishedHereError;
 
 /// Statistics of the contents of a store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         Self {
             entries: HashMap::new(),
             waiters_by_name: HashMap::new(),
-            by_last_use: BTreeMap::new(),
+            names_by_last_use: BTreeMap::new(),
             use_clock: 0,
             stored_bytes: 0,
             capacity_bytes,
@@ -78,22 +78,22 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     /// tensors go if the capacity requires it.
     ///
     /// # Errors
-    /// [`PublishedHere`].
+    /// [`PublishedHereError`].
     pub fn store(
         &mut self,
         name: TensorName,
         tensor: T,
         bytes: u64,
-    ) -> Result<Vec<W>, PublishedHere> {
+    ) -> Result<Vec<W>, PublishedHereError> {
         if self.is_published(&name) {
-            return Err(PublishedHere);
+            return Err(PublishedHereError);
         }
         self.use_clock += 1;
         let waiting = self.insert(name.clone(), tensor, Some((bytes, self.use_clock)));
-        self.by_last_use.insert(self.use_clock, name);
+        self.names_by_last_use.insert(self.use_clock, name);
         self.stored_bytes += bytes;
         while self.stored_bytes > self.capacity_bytes {
-            let Some((_, name)) = self.by_last_use.pop_first() else {
+            let Some((_, name)) = self.names_by_last_use.pop_first() else {
                 break;
             };
             self.evicted_tensors += 1;
@@ -120,9 +120,9 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         let entry = self.entries.get_mut(name)?;
         if let Some((_, used)) = &mut entry.stored_bytes_and_last_use {
             self.use_clock += 1;
-            self.by_last_use.remove(used);
+            self.names_by_last_use.remove(used);
             *used = self.use_clock;
-            self.by_last_use.insert(self.use_clock, name.clone());
+            self.names_by_last_use.insert(self.use_clock, name.clone());
         }
         Some(entry.tensor.clone())
     }
@@ -147,7 +147,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         let entry = self.entries.remove(name)?;
         if let Some((bytes, used)) = entry.stored_bytes_and_last_use {
             self.stored_bytes -= bytes;
-            self.by_last_use.remove(&used);
+            self.names_by_last_use.remove(&used);
         }
         Some(entry.tensor)
     }
@@ -155,10 +155,10 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     /// Takes a stored tensor out.
     ///
     /// # Errors
-    /// [`PublishedHere`].
-    pub fn remove_stored(&mut self, name: &TensorName) -> Result<Option<T>, PublishedHere> {
+    /// [`PublishedHereError`].
+    pub fn remove_stored(&mut self, name: &TensorName) -> Result<Option<T>, PublishedHereError> {
         match self.is_published(name) {
-            true => Err(PublishedHere),
+            true => Err(PublishedHereError),
             false => Ok(self.remove(name)),
         }
     }
@@ -224,8 +224,8 @@ mod tests {
         }
         let there = [0, 1, 2, 3].map(|step| c.find_and_mark_used(&name(step)).is_some());
         assert_eq!(there, [true, false, false, true]);
-        assert_eq!(c.store(name(0), 7, 10), Err(PublishedHere));
-        assert_eq!(c.remove_stored(&name(0)), Err(PublishedHere));
+        assert_eq!(c.store(name(0), 7, 10), Err(PublishedHereError));
+        assert_eq!(c.remove_stored(&name(0)), Err(PublishedHereError));
         assert_eq!(c.find_and_mark_used(&name(0)), Some(0));
         assert_eq!(c.remove_stored(&name(3)), Ok(Some(3)));
         assert_eq!(c.remove_stored(&name(3)), Ok(None));
@@ -257,7 +257,7 @@ mod tests {
                 let bytes: u64 = (0..8).filter_map(|s| c.find_and_mark_used(&name(s))).sum();
                 prop_assert_eq!(c.statistics().stored_bytes, bytes);
                 prop_assert!(bytes <= 100);
-                prop_assert_eq!(c.by_last_use.len(), c.entries.len());
+                prop_assert_eq!(c.names_by_last_use.len(), c.entries.len());
             }
         }
     }

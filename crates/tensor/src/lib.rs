@@ -18,11 +18,11 @@
 #![forbid(unsafe_code)]
 
 mod catalogue;
-mod engine;
+mod connection_poller;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod incoming;
+mod incoming_room;
 mod link;
 mod memory;
 mod message;
@@ -37,7 +37,7 @@ mod store;
 pub mod stripes;
 mod window;
 
-pub use catalogue::{PublishedHere, StoreStatistics, TensorCatalogue};
+pub use catalogue::{PublishedHereError, StoreStatistics, TensorCatalogue};
 pub use error::Error;
 pub use memory::{DEFAULT_MAX_FREE_POOL_BYTES, Tensor};
 pub use message::{

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use verbs::RemoteMemory;
 
 use crate::error::Error;
-use crate::incoming::ReservedRoom;
+use crate::incoming_room::ReservedRoom;
 use crate::memory::Tensor;
 use crate::meta::TensorMeta;
 use crate::operation::PendingOperation;
@@ -27,7 +27,7 @@ pub(crate) struct PeerLink {
 #[derive(Debug)]
 struct LinkState {
     /// None once it has ended.
-    queues: Option<ConnectedQps>,
+    qps: Option<ConnectedQps>,
     protocol: ConnectionProtocolState,
     end_reason: String,
 }
@@ -38,7 +38,7 @@ impl PeerLink {
             peer_name: peer,
             store: Arc::clone(store),
             state: Mutex::new(LinkState {
-                queues: Some(queues),
+                qps: Some(queues),
                 protocol: ConnectionProtocolState::new(me.clone()),
                 end_reason: String::new(),
             }),
@@ -76,7 +76,7 @@ impl PeerLink {
     }
 
     /// Does something with the queue pairs, if they are there.
-    fn run_with_queues_and_flush(
+    fn run_with_qps_then_send_unsent(
         &self,
         work: impl FnOnce(
             &mut ConnectionProtocolState,
@@ -99,7 +99,7 @@ impl PeerLink {
         ) -> Result<R, DisconnectReason>,
     ) -> Option<R> {
         let LinkState {
-            queues,
+            qps: queues,
             protocol: talk,
             ..
         } = &mut *state;
@@ -127,23 +127,23 @@ impl PeerLink {
 
     /// Has the channel tell of what comes.
     pub(crate) fn arm_cq(&self) {
-        self.run_with_queues_and_flush(|_, queues| queues.arm());
+        self.run_with_qps_then_send_unsent(|_, queues| queues.arm_cqs());
     }
 
     /// Finds out whether the peer is there, if something is expected of it.
     pub(crate) fn probe_peer_if_expecting(&self) {
-        self.run_with_queues_and_flush(|talk, queues| {
+        self.run_with_qps_then_send_unsent(|talk, queues| {
             if talk.expects_nothing_of_peer() {
                 return Ok(());
             }
-            queues.probe()
+            queues.probe_peer()
         });
     }
 
     /// Ends the connection. The queue pairs are destroyed first, so that the peer cannot write to memory afterwards.
     pub(crate) fn end_connection(&self, reason: &str) {
         let mut state = self.state();
-        let Some(queues) = state.queues.take() else {
+        let Some(queues) = state.qps.take() else {
             return;
         };
         self.has_ended.store(true, Ordering::Release);
@@ -172,7 +172,7 @@ impl PeerLink {
         let pending = PendingOperation::default();
         let mut index = Err(Error::TooManyOutstandingRequests(REQUESTS_MAX));
         let state = self.state();
-        if state.queues.is_none() {
+        if state.qps.is_none() {
             return Err(self.disconnected_error(&state.end_reason));
         }
         self.run_or_end_connection(state, |talk, queues| {
@@ -187,9 +187,9 @@ impl PeerLink {
     /// For a destination [`is_outstanding`](Self::is_outstanding) says how long, and
     /// [`revoke_destination`](Self::revoke_destination) ends that. For a source it is
     /// [`is_sending_offer`](Self::is_sending_offer), and the end of the connection.
-    pub(crate) fn cancel(&self, index: u32) -> CallerMemoryInUse {
+    pub(crate) fn cancel_request(&self, index: u32) -> CallerMemoryInUse {
         let mut in_use = CallerMemoryInUse::None;
-        self.run_with_queues_and_flush(|talk, _| {
+        self.run_with_qps_then_send_unsent(|talk, _| {
             in_use = talk.cancel(index);
             Ok(())
         });
@@ -219,13 +219,13 @@ impl PeerLink {
 
 impl AnsweringConnection for PeerLink {
     fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>) {
-        self.run_with_queues_and_flush(|talk, queues| {
+        self.run_with_qps_then_send_unsent(|talk, queues| {
             talk.send_tensor_or_metadata(queues, index, tensor, destination)
         });
     }
 
     fn fetch(&self, offer: OfferedTensor, room: ReservedRoom<OfferedTensor>) {
-        self.run_with_queues_and_flush(|talk, _| {
+        self.run_with_qps_then_send_unsent(|talk, _| {
             talk.fetch_offered_tensor(&self.store, offer, room);
             Ok(())
         });

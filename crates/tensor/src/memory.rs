@@ -149,7 +149,10 @@ impl RegisteredPool {
     }
 
     /// Memory for a tensor that comes.
-    pub(crate) fn allocate(self: &Arc<Self>, meta: &TensorMeta) -> Result<TensorMemory, VerbError> {
+    pub(crate) fn allocate_for_tensor(
+        self: &Arc<Self>,
+        meta: &TensorMeta,
+    ) -> Result<TensorMemory, VerbError> {
         let len = usize::try_from(meta.total_bytes()).unwrap_or(usize::MAX);
         if len == 0 {
             return Ok(TensorMemory::Empty);
@@ -218,16 +221,21 @@ mod tests {
         let pool = RegisteredPool::new(pd, 8192);
         let meta = |n| TensorMeta::new(DType::U8, vec![n]).expect("small");
         let address = |m: &TensorMemory| m.region().map(MemoryRegion::addr);
-        let first = pool.allocate(&meta(100)).expect("memory");
+        let first = pool.allocate_for_tensor(&meta(100)).expect("memory");
         let was = address(&first);
         drop(first);
-        let again = pool.allocate(&meta(4000)).expect("memory");
+        let again = pool.allocate_for_tensor(&meta(4000)).expect("memory");
         assert_eq!(address(&again), was);
-        let large = pool.allocate(&meta(100_000)).expect("memory");
+        let large = pool.allocate_for_tensor(&meta(100_000)).expect("memory");
         drop((again, large));
         let free = pool.free.lock().expect("whole").total_bytes;
         assert_eq!(free, 4096, "the large one was not kept");
-        assert!(pool.allocate(&meta(0)).expect("nothing").region().is_none());
+        assert!(
+            pool.allocate_for_tensor(&meta(0))
+                .expect("nothing")
+                .region()
+                .is_none()
+        );
     }
 
     #[test]
@@ -236,7 +244,7 @@ mod tests {
         let pd = context.open().expect("opens").alloc_pd().expect("a PD");
         let pool = RegisteredPool::new(pd, 8192);
         let meta = TensorMeta::new(DType::U8, vec![100]).expect("small");
-        let memory = pool.allocate(&meta).expect("memory");
+        let memory = pool.allocate_for_tensor(&meta).expect("memory");
         memory.clone().prevent_reuse();
         drop(memory);
         assert_eq!(pool.free.lock().expect("whole").total_bytes, 0);

@@ -29,7 +29,7 @@ impl TensorName {
     /// When it has not.
     pub fn new(key: &str, step: u64) -> Result<Self, MessageError> {
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
-            return Err(MessageError::KeyLength(key.len()));
+            return Err(MessageError::InvalidKeyLength(key.len()));
         }
         Ok(Self {
             key: key.to_owned(),
@@ -70,7 +70,7 @@ pub enum PeerRefusal {
     /// The destination does not have the size of the tensor, or the peer could not register memory.
     MemoryUnsuitable,
     /// The peer has published the tensor itself: others can neither replace nor remove it.
-    Published,
+    PublishedByPeer,
 }
 
 /// A message.
@@ -144,7 +144,7 @@ pub enum MessageError {
     },
     /// A key's length.
     #[error("a key has 1 to {KEY_BYTES_MAX} bytes of UTF-8, not {0}")]
-    KeyLength(usize),
+    InvalidKeyLength(usize),
     /// There is no such tensor.
     #[error(transparent)]
     InvalidMetadata(#[from] MetaError),
@@ -318,7 +318,7 @@ impl MessageEncoder {
 struct MessageDecoder<'b>(&'b [u8]);
 
 impl MessageDecoder<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
+    fn take_bytes<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
         let (first, rest) = self
             .0
             .split_first_chunk()
@@ -327,16 +327,16 @@ impl MessageDecoder<'_> {
         Ok(*first)
     }
     fn u8(&mut self) -> Result<u8, MessageError> {
-        self.take().map(|[b]| b)
+        self.take_bytes().map(|[b]| b)
     }
     fn u16(&mut self) -> Result<u16, MessageError> {
-        self.take().map(u16::from_le_bytes)
+        self.take_bytes().map(u16::from_le_bytes)
     }
     fn u32(&mut self) -> Result<u32, MessageError> {
-        self.take().map(u32::from_le_bytes)
+        self.take_bytes().map(u32::from_le_bytes)
     }
     fn u64(&mut self) -> Result<u64, MessageError> {
-        self.take().map(u64::from_le_bytes)
+        self.take_bytes().map(u64::from_le_bytes)
     }
     fn name(&mut self) -> Result<TensorName, MessageError> {
         let step = self.u64()?;
@@ -346,7 +346,7 @@ impl MessageDecoder<'_> {
             .split_at_checked(len)
             .ok_or(MessageError::WrongLength)?;
         self.0 = rest;
-        let key = str::from_utf8(key).map_err(|_| MessageError::KeyLength(len))?;
+        let key = str::from_utf8(key).map_err(|_| MessageError::InvalidKeyLength(len))?;
         TensorName::new(key, step)
     }
     fn meta(&mut self) -> Result<TensorMeta, MessageError> {
@@ -404,7 +404,7 @@ impl MessageDecoder<'_> {
             PeerRefusal::Cancelled,
             PeerRefusal::TooLarge,
             PeerRefusal::MemoryUnsuitable,
-            PeerRefusal::Published,
+            PeerRefusal::PublishedByPeer,
         ];
         let code = self.u8()?;
         let what = "the reason of a refusal";
@@ -451,7 +451,7 @@ mod tests {
             Just(PeerRefusal::Cancelled),
             Just(PeerRefusal::TooLarge),
             Just(PeerRefusal::MemoryUnsuitable),
-            Just(PeerRefusal::Published),
+            Just(PeerRefusal::PublishedByPeer),
         ]
     }
 

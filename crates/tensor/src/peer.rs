@@ -13,16 +13,16 @@ use service::{
 use verbs::{Access, Context, ProtectionDomain};
 
 use crate::catalogue::{StoreStatistics, TensorCatalogue};
-use crate::engine::{ConnectionPoller, PollingThread, ReliesOnThreadGuard};
+use crate::connection_poller::{ConnectionPoller, PollingThread, ReliesOnThreadGuard};
 use crate::error::Error;
-use crate::incoming::IncomingRoom;
+use crate::incoming_room::IncomingRoom;
 use crate::link::PeerLink;
 use crate::memory::{DEFAULT_MAX_FREE_POOL_BYTES, RegisteredPool, Tensor};
 use crate::message::TensorName;
 use crate::operation::{Outcome, PendingOperation};
 use crate::protocol::{CallerMemoryInUse, CallerRequest};
 use crate::queues::{NicResources, PreparedQueues};
-use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, ServerOffer};
+use crate::rendezvous::{AcceptReply, Hello, RendezvousProtocol, ServerHello};
 use crate::requests::REQUESTS_MAX;
 use crate::store::Store;
 
@@ -41,7 +41,7 @@ pub struct Config {
     /// The TCP address where others find it, such as `127.0.0.1:0`; nobody does if `None`.
     pub listen_address: Option<String>,
     /// Queue pairs that large tensors are striped over, 1 to [`DATA_QUEUE_PAIRS_MAX`]; of connections that this side opens.
-    pub data_queue_pairs: usize,
+    pub data_queue_pair_count: usize,
     /// Bytes of tensors that others may store here; 0: they may not. As many bytes again may be on their way.
     pub peer_store_capacity_bytes: u64,
     /// Bytes of freed memory that are kept registered for the next tensors.
@@ -53,7 +53,7 @@ impl Default for Config {
         Self {
             nic: NicConfig::default(),
             listen_address: None,
-            data_queue_pairs: 4,
+            data_queue_pair_count: 4,
             peer_store_capacity_bytes: 0,
             max_free_pool_bytes: DEFAULT_MAX_FREE_POOL_BYTES,
         }
@@ -80,13 +80,13 @@ pub enum StartError {
     InvalidConfig(String),
     /// The NIC cannot be used.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    OpenNic(#[from] OpenError),
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] verbs::VerbError),
     /// The peer cannot listen.
     #[error(transparent)]
-    Server(#[from] ServerError),
+    CannotListen(#[from] ServerError),
     /// The system refused a thread.
     #[error(transparent)]
     Io(#[from] std::io::Error),
@@ -117,7 +117,7 @@ verbs::from_verb_errors!(StartError);
 pub struct Peer {
     // In this order: nobody new comes, connections end, then their memory goes.
     server: Option<Server<TensorService>>,
-    _engine_thread: PollingThread,
+    _polling_thread: PollingThread,
     state: Arc<PeerState>,
 }
 
@@ -126,8 +126,8 @@ pub struct Peer {
 struct PeerState {
     resources: NicResources,
     store: Arc<Store>,
-    engine: Arc<ConnectionPoller>,
-    data_queue_pairs: usize,
+    poller: Arc<ConnectionPoller>,
+    data_queue_pair_count: usize,
 }
 
 impl Peer {
@@ -138,7 +138,7 @@ impl Peer {
     pub fn new(config: Config) -> Result<Self, StartError> {
         check_in_range(
             "queue_pairs",
-            config.data_queue_pairs,
+            config.data_queue_pair_count,
             1..=DATA_QUEUE_PAIRS_MAX,
         )
         .map_err(StartError::InvalidConfig)?;
@@ -161,14 +161,14 @@ impl Peer {
                 channel: channel.clone(),
             },
             store,
-            engine: ConnectionPoller::new(channel),
-            data_queue_pairs: config.data_queue_pairs,
+            poller: ConnectionPoller::new(channel),
+            data_queue_pair_count: config.data_queue_pair_count,
         });
-        let running = base.engine.start()?;
+        let running = base.poller.start()?;
         let server = config.listen_address.map(|listen| {
-            base.engine.set_may_get_peer_requests();
+            base.poller.set_may_get_peer_requests();
             let listening = ListeningConfig {
-                listen,
+                listen_address: listen,
                 nic: config.nic.clone(),
                 state: Some(Arc::clone(&base)),
             };
@@ -176,7 +176,7 @@ impl Peer {
         });
         Ok(Self {
             server: server.transpose()?,
-            _engine_thread: running,
+            _polling_thread: running,
             state: base,
         })
     }
@@ -218,7 +218,7 @@ impl Peer {
     /// # Errors
     /// When the provider has none.
     pub fn allocate(&self, meta: crate::TensorMeta) -> Result<Tensor, Error> {
-        let memory = self.state.store.pool.allocate(&meta)?;
+        let memory = self.state.store.pool.allocate_for_tensor(&meta)?;
         Ok(Tensor::in_memory(meta, memory))
     }
 
@@ -230,18 +230,18 @@ impl Peer {
         let target = ServerLocation::<RendezvousProtocol>::Tcp(address.to_owned());
         let base = &self.state;
         let (prepared, accepted, connection) =
-            target.open_session(REQUESTS_MAX, CONNECT_TIMEOUT, |offer: &ServerOffer| {
-                let count = base.data_queue_pairs.min(offer.max_queue_pairs).max(1);
+            target.open_session(REQUESTS_MAX, CONNECT_TIMEOUT, |offer: &ServerHello| {
+                let count = base.data_queue_pair_count.min(offer.max_queue_pairs).max(1);
                 let prepared = PreparedQueues::new(&base.resources, count)?;
                 let hello = Hello::new(process_name(), prepared.endpoints());
                 Ok::<_, ConnectError>((prepared, hello))
             })?;
         let queues = prepared.connect(&accepted.endpoints)?;
         let link = PeerLink::new(address.to_owned(), queues, &base.store);
-        base.engine.add(Arc::clone(&link));
+        base.poller.add_link(Arc::clone(&link));
         Ok(ConnectedPeer {
             link,
-            engine: Arc::clone(&base.engine),
+            poller: Arc::clone(&base.poller),
             _connection: connection,
         })
     }
@@ -255,7 +255,7 @@ fn process_name() -> String {
 #[derive(Debug)]
 pub struct ConnectedPeer {
     link: Arc<PeerLink>,
-    engine: Arc<ConnectionPoller>,
+    poller: Arc<ConnectionPoller>,
     _connection: ClientSession,
 }
 
@@ -306,9 +306,9 @@ impl ConnectedPeer {
         Ok(Operation {
             name,
             request_index: index,
-            pending,
+            pending_operation: pending,
             link: Arc::clone(&self.link),
-            engine: Arc::clone(&self.engine),
+            poller: Arc::clone(&self.poller),
             relies_on_thread_guard: Mutex::new(None),
         })
     }
@@ -317,7 +317,7 @@ impl ConnectedPeer {
 impl Drop for ConnectedPeer {
     fn drop(&mut self) {
         self.link.end_connection("it was closed on this side");
-        self.engine.remove(&self.link);
+        self.poller.remove_link(&self.link);
     }
 }
 
@@ -326,9 +326,9 @@ impl Drop for ConnectedPeer {
 pub struct Operation {
     name: TensorName,
     request_index: u32,
-    pending: PendingOperation,
+    pending_operation: PendingOperation,
     link: Arc<PeerLink>,
-    engine: Arc<ConnectionPoller>,
+    poller: Arc<ConnectionPoller>,
     /// Of an operation that nobody waits for in a thread.
     relies_on_thread_guard: Mutex<Option<ReliesOnThreadGuard>>,
 }
@@ -336,16 +336,16 @@ pub struct Operation {
 impl Operation {
     /// Returns true if the operation has an outcome.
     pub fn is_done(&self) -> bool {
-        self.pending.is_done()
+        self.pending_operation.is_done()
     }
 
     /// Has `callback` called once there is an outcome, in the thread that finds it. It must not wait.
     pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
         if !self.is_done() {
             *self.lock_relies_on_thread_guard() =
-                Some(self.engine.register_caller_relying_on_thread());
+                Some(self.poller.register_caller_relying_on_thread());
         }
-        self.pending.on_done(Box::new(callback));
+        self.pending_operation.on_done(Box::new(callback));
     }
 
     fn lock_relies_on_thread_guard(&self) -> MutexGuard<'_, Option<ReliesOnThreadGuard>> {
@@ -360,12 +360,12 @@ impl Operation {
     /// The errors of the operation, and [`Error::Timeout`].
     pub fn wait(self, timeout: Option<Duration>) -> Outcome {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let done = || self.pending.is_done();
-        if !self.engine.spin_until_done(&self.link, deadline, done) {
-            let _sleeper = self.engine.register_caller_relying_on_thread();
-            self.pending.wait_until_done(deadline);
+        let done = || self.pending_operation.is_done();
+        if !self.poller.spin_until_done(&self.link, deadline, done) {
+            let _sleeper = self.poller.register_caller_relying_on_thread();
+            self.pending_operation.wait_until_done(deadline);
         }
-        let outcome = self.pending.take_outcome();
+        let outcome = self.pending_operation.take_outcome();
         outcome.unwrap_or_else(|| Err(self.timeout_error(timeout.unwrap_or_default())))
     }
 
@@ -381,31 +381,31 @@ impl Operation {
     pub fn is_done_within(&self, time: Duration) -> bool {
         let deadline = Instant::now().checked_add(time);
         if !self
-            .engine
-            .spin_until_done(&self.link, deadline, || self.pending.is_done())
+            .poller
+            .spin_until_done(&self.link, deadline, || self.pending_operation.is_done())
         {
-            let _sleeper = self.engine.register_caller_relying_on_thread();
-            self.pending.wait_until_done(deadline);
+            let _sleeper = self.poller.register_caller_relying_on_thread();
+            self.pending_operation.wait_until_done(deadline);
         }
-        self.pending.is_done()
+        self.pending_operation.is_done()
     }
 
     /// The outcome, if it is there; once.
     pub fn take_outcome(&self) -> Option<Outcome> {
         *self.lock_relies_on_thread_guard() = None;
-        self.pending.take_outcome()
+        self.pending_operation.take_outcome()
     }
 
     /// The caller wants no outcome any more. After the call no peer writes into memory that was given. None reads a tensor
     /// that was to be stored: the peer stores all bytes as they are now, or nothing.
     pub fn cancel(&self) {
         *self.lock_relies_on_thread_guard() = None;
-        if self.pending.is_done() {
+        if self.pending_operation.is_done() {
             return;
         }
         let (link, index) = (&self.link, self.request_index);
-        let in_use = link.cancel(index);
-        self.pending
+        let in_use = link.cancel_request(index);
+        self.pending_operation
             .complete(Err(Error::Cancelled(self.name.clone())));
         let is_free = || match in_use {
             CallerMemoryInUse::None => true,
@@ -423,7 +423,7 @@ impl Operation {
                 }
                 break;
             }
-            self.engine.spin_until_done(link, None, is_free);
+            self.poller.spin_until_done(link, None, is_free);
         }
     }
 }
@@ -443,7 +443,7 @@ struct TensorService {
 
 #[derive(Debug)]
 struct ListeningConfig {
-    listen: String,
+    listen_address: String,
     nic: NicConfig,
     state: Option<Arc<PeerState>>,
 }
@@ -456,7 +456,7 @@ impl service::ServerConfig for ListeningConfig {
         Ok(())
     }
     fn listen_address(&self) -> &str {
-        &self.listen
+        &self.listen_address
     }
     fn nic(&self) -> &NicConfig {
         &self.nic
@@ -473,7 +473,7 @@ struct AcceptedConnection(Arc<PeerLink>, Arc<ConnectionPoller>);
 impl Drop for AcceptedConnection {
     fn drop(&mut self) {
         self.0.end_connection("the peer has closed it or has gone");
-        self.1.remove(&self.0);
+        self.1.remove_link(&self.0);
     }
 }
 
@@ -506,14 +506,14 @@ impl Service for TensorService {
         &self.config
     }
 
-    fn server_offer(&self) -> ServerOffer {
-        ServerOffer::new(DATA_QUEUE_PAIRS_MAX)
+    fn server_offer(&self) -> ServerHello {
+        ServerHello::new(DATA_QUEUE_PAIRS_MAX)
     }
 
     fn accept(
         self: &Arc<Self>,
         hello: &Hello,
-    ) -> Result<(Accepted, AcceptedConnection), ClientRefusal> {
+    ) -> Result<(AcceptReply, AcceptedConnection), ClientRefusal> {
         let count = hello.endpoints.len();
         check_in_range("queue pairs", count, 2..=1 + DATA_QUEUE_PAIRS_MAX)
             .map_err(ClientRefusal::permanent)?;
@@ -525,10 +525,10 @@ impl Service for TensorService {
             .connect(&hello.endpoints)
             .map_err(ClientRefusal::temporary)?;
         let link = PeerLink::new(hello.name.clone(), queues, &base.store);
-        base.engine.add(Arc::clone(&link));
+        base.poller.add_link(Arc::clone(&link));
         Ok((
-            Accepted { endpoints },
-            AcceptedConnection(link, Arc::clone(&base.engine)),
+            AcceptReply { endpoints },
+            AcceptedConnection(link, Arc::clone(&base.poller)),
         ))
     }
 

@@ -39,7 +39,7 @@ enum CompletionKind {
     FirstDataWrite,
 }
 
-fn wr_id(kind: u32, number: usize) -> u64 {
+fn wr_id_of_kind_and_number(kind: u32, number: usize) -> u64 {
     u64::from(kind) << 32 | number as u64
 }
 
@@ -70,24 +70,24 @@ pub(crate) struct PreparedQueues {
 #[derive(Debug)]
 pub(crate) struct ConnectedQps {
     message_qp: QueuePair<Rc>,
-    message_list: Postlist<Rc>,
+    message_postlist: Postlist<Rc>,
     message_recv_list: RecvList,
     sends_since_signaled: usize,
     outstanding_message_sends: usize,
-    data_queues: Vec<DataQueue>,
+    data_qps: Vec<DataQp>,
     recv_cq: CompletionQueue,
     send_cq: CompletionQueue,
     recv_buffers: MemoryRegion,
     send_buffers: MemoryRegion,
-    peer_probe_outstanding: bool,
+    is_peer_probe_outstanding: bool,
     wcs: WcBuffer<32>,
 }
 
 /// A queue pair for data.
 #[derive(Debug)]
-struct DataQueue {
+struct DataQp {
     qp: QueuePair<Rc>,
-    list: Postlist<Rc>,
+    postlist: Postlist<Rc>,
     recv_list: RecvList,
     outstanding_writes: usize,
     /// WRITEs of each posted stripe.
@@ -140,7 +140,7 @@ impl PreparedQueues {
             };
             let qp = place
                 .pd
-                .qp::<Rc>(&send_cq, &recv_cq)
+                .qp_builder::<Rc>(&send_cq, &recv_cq)
                 .port_num(place.port.port_num)
                 .gid_index(place.port.gid_index)
                 .max_send_wr(u32::try_from(send).unwrap_or(u32::MAX))
@@ -153,7 +153,10 @@ impl PreparedQueues {
                 if i == 0 {
                     add_message_recv(&mut list, &recvs, slot);
                 } else {
-                    list.recv(HeaderOnly, wr_id(CompletionKind::DataRecv as u32, i - 1));
+                    list.recv(
+                        HeaderOnly,
+                        wr_id_of_kind_and_number(CompletionKind::DataRecv as u32, i - 1),
+                    );
                 }
             }
             qp.post_recv(&mut list)
@@ -195,8 +198,8 @@ impl PreparedQueues {
         let data = qps
             .map(|qp| {
                 let qp = qp?;
-                Ok(DataQueue {
-                    list: qp.postlist(max_stripe_writes()),
+                Ok(DataQp {
+                    postlist: qp.postlist(max_writes_per_stripe()),
                     recv_list: qp.recv_list(1),
                     outstanding_writes: 0,
                     write_counts_of_stripes: VecDeque::new(),
@@ -205,24 +208,24 @@ impl PreparedQueues {
             })
             .collect::<Result<_, VerbError>>()?;
         Ok(ConnectedQps {
-            message_list: message.postlist(1),
+            message_postlist: message.postlist(1),
             message_recv_list: message.recv_list(1),
             message_qp: message,
             sends_since_signaled: 0,
             outstanding_message_sends: 0,
-            data_queues: data,
+            data_qps: data,
             recv_cq: self.recv_cq,
             send_cq: self.send_cq,
             recv_buffers: self.recv_buffers,
             send_buffers: self.send_buffers,
-            peer_probe_outstanding: false,
+            is_peer_probe_outstanding: false,
             wcs: WcBuffer::new(),
         })
     }
 }
 
 /// WRITEs of the largest stripe.
-fn max_stripe_writes() -> usize {
+fn max_writes_per_stripe() -> usize {
     let count = crate::meta::TENSOR_BYTES_MAX.div_ceil(stripes::WRITE_BYTES_MAX);
     usize::try_from(count).unwrap_or(64)
 }
@@ -231,7 +234,10 @@ fn max_stripe_writes() -> usize {
 fn add_message_recv(list: &mut RecvList, recvs: &MemoryRegion, slot: usize) {
     let at = slot * MESSAGE_BYTES;
     if let Ok(buffer) = recvs.slice(at..at + MESSAGE_BYTES) {
-        list.recv(buffer, wr_id(CompletionKind::MessageRecv as u32, slot));
+        list.recv(
+            buffer,
+            wr_id_of_kind_and_number(CompletionKind::MessageRecv as u32, slot),
+        );
     }
 }
 
@@ -241,7 +247,7 @@ pub(crate) type DisconnectReason = String;
 impl ConnectedQps {
     /// Returns the number of queue pairs over which data are striped.
     pub(crate) fn data_queue_pair_count(&self) -> u64 {
-        self.data_queues.len() as u64
+        self.data_qps.len() as u64
     }
 
     /// Returns true if the send queue for messages has room for another message, and for acknowledgements.
@@ -256,9 +262,9 @@ impl ConnectedQps {
         bytes: &[u8],
     ) -> Result<(), DisconnectReason> {
         let at = buffer as usize * MESSAGE_BYTES;
-        self.message_list.clear();
+        self.message_postlist.clear();
         let wr = if bytes.len() <= self.message_qp.max_inline_data() {
-            self.message_list.send(Inline(bytes))
+            self.message_postlist.send(Inline(bytes))
         } else {
             let inside = |e: verbs::RangeError| e.to_string();
             self.send_buffers.write_at(at, bytes).map_err(inside)?;
@@ -266,9 +272,9 @@ impl ConnectedQps {
                 .send_buffers
                 .slice(at..at + bytes.len())
                 .map_err(inside)?;
-            self.message_list.send(part)
+            self.message_postlist.send(part)
         };
-        let wr = wr.wr_id(wr_id(
+        let wr = wr.wr_id(wr_id_of_kind_and_number(
             CompletionKind::MessageSend as u32,
             self.sends_since_signaled + 1,
         ));
@@ -280,11 +286,11 @@ impl ConnectedQps {
 
     /// Tells the peer how many of its messages were consumed.
     pub(crate) fn send_acknowledgement(&mut self, consumed: u32) -> Result<(), DisconnectReason> {
-        self.message_list.clear();
+        self.message_postlist.clear();
         let wr = self
-            .message_list
+            .message_postlist
             .rdma_write_with_imm(HeaderOnly, EMPTY_REMOTE_MEMORY, consumed)
-            .wr_id(wr_id(
+            .wr_id(wr_id_of_kind_and_number(
                 CompletionKind::MessageSend as u32,
                 self.sends_since_signaled + 1,
             ));
@@ -298,21 +304,21 @@ impl ConnectedQps {
         self.sends_since_signaled = (self.sends_since_signaled + 1) % MESSAGE_SIGNAL_INTERVAL;
         self.outstanding_message_sends += 1;
         self.message_qp
-            .post_send(&mut self.message_list)
+            .post_send(&mut self.message_postlist)
             .map_err(|e| e.to_string())
     }
 
     /// Finds out whether the peer is there, by a WRITE of no bytes: it fails if it is not.
-    pub(crate) fn probe(&mut self) -> Result<(), DisconnectReason> {
-        if self.peer_probe_outstanding || !self.has_message_room() {
+    pub(crate) fn probe_peer(&mut self) -> Result<(), DisconnectReason> {
+        if self.is_peer_probe_outstanding || !self.has_message_room() {
             return Ok(());
         }
-        self.peer_probe_outstanding = true;
-        self.message_list.clear();
-        self.message_list
+        self.is_peer_probe_outstanding = true;
+        self.message_postlist.clear();
+        self.message_postlist
             .rdma_write(HeaderOnly, EMPTY_REMOTE_MEMORY)
             .signaled()
-            .wr_id(wr_id(
+            .wr_id(wr_id_of_kind_and_number(
                 CompletionKind::Probe as u32,
                 self.sends_since_signaled,
             ));
@@ -320,30 +326,31 @@ impl ConnectedQps {
         // The WRs before it are complete when it is.
         self.sends_since_signaled = 0;
         self.message_qp
-            .post_send(&mut self.message_list)
+            .post_send(&mut self.message_postlist)
             .map_err(|e| e.to_string())
     }
 
     /// WRITEs a tensor to `remote` with `index` as the immediate of each stripe. How many stripes there are, each of which
     /// is [`StripeSent`](QueueEvent::StripeSent) later; nothing if the send queues have no room now.
-    pub(crate) fn write(
+    pub(crate) fn write_tensor(
         &mut self,
         index: u32,
         tensor: &Tensor,
         remote: RemoteMemory,
     ) -> Result<Option<usize>, DisconnectReason> {
-        let count = self.data_queues.len();
-        let stripes: Vec<_> = stripes::ranges(tensor.meta().total_bytes(), count as u64).collect();
+        let count = self.data_qps.len();
+        let stripes: Vec<_> =
+            stripes::stripe_ranges(tensor.meta().total_bytes(), count as u64).collect();
         let queue_pair = |i: usize| (index as usize + i) % count;
         for (i, stripe) in stripes.iter().enumerate() {
             let writes = stripes::write_ranges(stripe.clone()).count();
-            if self.data_queues[queue_pair(i)].outstanding_writes + writes > DATA_SEND_DEPTH {
+            if self.data_qps[queue_pair(i)].outstanding_writes + writes > DATA_SEND_DEPTH {
                 return Ok(None);
             }
         }
         for (i, stripe) in stripes.iter().enumerate() {
             let q = queue_pair(i);
-            self.data_queues[q].write_stripe(q, index, tensor, remote, stripe.clone())?;
+            self.data_qps[q].write_stripe(q, index, tensor, remote, stripe.clone())?;
         }
         Ok(Some(stripes.len()))
     }
@@ -402,7 +409,7 @@ impl ConnectedQps {
                 None => arrived(self, QueueEvent::Message(&bytes[..len])),
             }
         } else if kind == CompletionKind::DataRecv as u32 {
-            if let Some(data) = self.data_queues.get_mut(number) {
+            if let Some(data) = self.data_qps.get_mut(number) {
                 data.recv_list.clear();
                 data.recv_list.recv(HeaderOnly, id);
                 data.qp
@@ -414,14 +421,14 @@ impl ConnectedQps {
         } else if kind == CompletionKind::MessageSend as u32 || kind == CompletionKind::Probe as u32
         {
             let is_probe = kind == CompletionKind::Probe as u32;
-            self.peer_probe_outstanding &= !is_probe;
+            self.is_peer_probe_outstanding &= !is_probe;
             self.outstanding_message_sends -=
                 (number + usize::from(is_probe)).min(self.outstanding_message_sends);
             Ok(())
         } else {
             let q = usize::try_from(kind - CompletionKind::FirstDataWrite as u32).unwrap_or(0);
             let (index, writes) = self
-                .data_queues
+                .data_qps
                 .get_mut(q)
                 .map_or((0, 0), |d| d.take_sent_stripe_index_and_writes(number));
             debug_assert!(writes > 0);
@@ -430,16 +437,16 @@ impl ConnectedQps {
     }
 
     /// Has the completion channel tell of what comes from now on; also of WRITEs that complete, if some are under way.
-    pub(crate) fn arm(&self) -> Result<(), DisconnectReason> {
+    pub(crate) fn arm_cqs(&self) -> Result<(), DisconnectReason> {
         self.recv_cq.req_notify(false).map_err(|e| e.to_string())?;
-        if self.data_queues.iter().any(|d| d.outstanding_writes > 0) {
+        if self.data_qps.iter().any(|d| d.outstanding_writes > 0) {
             self.send_cq.req_notify(false).map_err(|e| e.to_string())?;
         }
         Ok(())
     }
 }
 
-impl DataQueue {
+impl DataQp {
     /// WRITEs a stripe; there is room.
     fn write_stripe(
         &mut self,
@@ -450,7 +457,7 @@ impl DataQueue {
         stripe: std::ops::Range<u64>,
     ) -> Result<(), DisconnectReason> {
         let kind = CompletionKind::FirstDataWrite as u32 + u32::try_from(q).unwrap_or(0);
-        self.list.clear();
+        self.postlist.clear();
         let writes: Vec<_> = stripes::write_ranges(stripe).collect();
         for (i, part) in writes.iter().enumerate() {
             let last = i + 1 == writes.len();
@@ -464,22 +471,26 @@ impl DataQueue {
             };
             match from(part.clone()) {
                 Some(from) if last => {
-                    let wr = self.list.rdma_write_with_imm(from, to, index);
-                    wr.signaled().wr_id(wr_id(kind, index as usize));
+                    let wr = self.postlist.rdma_write_with_imm(from, to, index);
+                    wr.signaled()
+                        .wr_id(wr_id_of_kind_and_number(kind, index as usize));
                 }
-                Some(from) => drop(self.list.rdma_write(from, to)),
+                Some(from) => drop(self.postlist.rdma_write(from, to)),
                 None if part.is_empty() => {
-                    let wr = self
-                        .list
-                        .rdma_write_with_imm(HeaderOnly, EMPTY_REMOTE_MEMORY, index);
-                    wr.signaled().wr_id(wr_id(kind, index as usize));
+                    let wr =
+                        self.postlist
+                            .rdma_write_with_imm(HeaderOnly, EMPTY_REMOTE_MEMORY, index);
+                    wr.signaled()
+                        .wr_id(wr_id_of_kind_and_number(kind, index as usize));
                 }
                 None => return Err("a tensor is longer than its memory".to_owned()),
             }
         }
         self.outstanding_writes += writes.len();
         self.write_counts_of_stripes.push_back(writes.len());
-        self.qp.post_send(&mut self.list).map_err(|e| e.to_string())
+        self.qp
+            .post_send(&mut self.postlist)
+            .map_err(|e| e.to_string())
     }
 
     /// The oldest stripe was sent: the index of its request, and its WRITEs.

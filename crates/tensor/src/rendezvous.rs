@@ -10,7 +10,7 @@ pub(crate) enum RendezvousProtocol {}
 
 /// The first message of the listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ServerOffer {
+pub(crate) struct ServerHello {
     protocol: String,
     version: u32,
     /// Maximum number of data queue pairs that the listener accepts.
@@ -28,11 +28,11 @@ pub(crate) struct Hello {
 
 /// The queue pairs of the listener, in the same order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Accepted {
+pub(crate) struct AcceptReply {
     pub(crate) endpoints: Vec<QpEndpoint>,
 }
 
-impl ServerOffer {
+impl ServerHello {
     pub(crate) fn new(max_queue_pairs: usize) -> Self {
         Self {
             protocol: RendezvousProtocol::NAME.to_owned(),
@@ -56,12 +56,12 @@ impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "tensor peer";
     const NAME: &'static str = "verbatim-tensor";
     const VERSION: u32 = 1;
-    type ServerOffer = ServerOffer;
+    type ServerOffer = ServerHello;
     type Hello = Hello;
-    type Accepted = Accepted;
+    type Accepted = AcceptReply;
 }
 
-impl service::ServerOffer for ServerOffer {
+impl service::ServerOffer for ServerHello {
     fn protocol(&self) -> &str {
         &self.protocol
     }

@@ -8,7 +8,7 @@ pub const REQUESTS_MAX: usize = 128;
 #[derive(Debug)]
 pub struct OutstandingRequests<T> {
     slots: Vec<RequestSlot<T>>,
-    free: Vec<usize>,
+    free_slots: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -18,14 +18,14 @@ struct RequestSlot<T> {
 }
 
 /// Bits of an index that are the slot.
-const SLOT_BITS: u32 = REQUESTS_MAX.ilog2();
+const INDEX_SLOT_BITS: u32 = REQUESTS_MAX.ilog2();
 
 impl<T> OutstandingRequests<T> {
     /// No requests.
     pub fn new() -> Self {
         Self {
             slots: Vec::new(),
-            free: Vec::new(),
+            free_slots: Vec::new(),
         }
     }
 
@@ -34,7 +34,7 @@ impl<T> OutstandingRequests<T> {
     /// # Errors
     /// Gives it back when [`REQUESTS_MAX`] are outstanding.
     pub fn insert(&mut self, request: T) -> Result<u32, T> {
-        let at = match self.free.pop() {
+        let at = match self.free_slots.pop() {
             Some(at) => at,
             None if self.slots.len() < REQUESTS_MAX => {
                 self.slots.push(RequestSlot {
@@ -47,13 +47,13 @@ impl<T> OutstandingRequests<T> {
         };
         let slot = &mut self.slots[at];
         slot.request = Some(request);
-        Ok(slot.generation << SLOT_BITS | u32::try_from(at).unwrap_or(0))
+        Ok(slot.generation << INDEX_SLOT_BITS | u32::try_from(at).unwrap_or(0))
     }
 
     fn slot(&mut self, index: u32) -> Option<(usize, &mut RequestSlot<T>)> {
-        let at = usize::try_from(index & ((1 << SLOT_BITS) - 1)).ok()?;
+        let at = usize::try_from(index & ((1 << INDEX_SLOT_BITS) - 1)).ok()?;
         let slot = self.slots.get_mut(at)?;
-        (slot.generation == index >> SLOT_BITS).then_some((at, slot))
+        (slot.generation == index >> INDEX_SLOT_BITS).then_some((at, slot))
     }
 
     /// The outstanding request of this index.
@@ -65,14 +65,14 @@ impl<T> OutstandingRequests<T> {
     pub fn remove(&mut self, index: u32) -> Option<T> {
         let (at, slot) = self.slot(index)?;
         let request = slot.request.take()?;
-        slot.generation = (slot.generation + 1) & (u32::MAX >> SLOT_BITS);
-        self.free.push(at);
+        slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_SLOT_BITS);
+        self.free_slots.push(at);
         Some(request)
     }
 
     /// Returns the number of outstanding requests.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free_slots.len()
     }
 
     /// Returns true if no request is outstanding.
@@ -82,7 +82,7 @@ impl<T> OutstandingRequests<T> {
 
     /// Takes out all.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
-        self.free.clear();
+        self.free_slots.clear();
         std::mem::take(&mut self.slots)
             .into_iter()
             .filter_map(|s| s.request)

@@ -7,7 +7,7 @@ use verbs::{MemoryRegion, RemoteMemory};
 
 use crate::catalogue::TensorCatalogue;
 use crate::error::Error;
-use crate::incoming::{IncomingRoom, ReservedRoom};
+use crate::incoming_room::{IncomingRoom, ReservedRoom};
 use crate::memory::{RegisteredPool, Tensor};
 use crate::message::TensorName;
 use crate::meta::TensorMeta;
@@ -29,7 +29,7 @@ impl Store {
 
     /// Asks for offered tensors for which there is room now. Hold no lock.
     pub(crate) fn fetch_admitted_offers(&self) {
-        while let Some((offer, room)) = self.incoming.next_admitted() {
+        while let Some((offer, room)) = self.incoming.take_next_admitted() {
             if let Some(link) = offer.connection.upgrade() {
                 link.fetch(offer, room);
             }
@@ -79,7 +79,7 @@ impl WaitingRequest {
 
 /// Memory for a tensor that comes.
 pub(crate) fn allocate(store: &Store, meta: &TensorMeta) -> Result<Tensor, Error> {
-    let memory = store.pool.allocate(meta)?;
+    let memory = store.pool.allocate_for_tensor(meta)?;
     Ok(Tensor::in_memory(meta.clone(), memory))
 }
 

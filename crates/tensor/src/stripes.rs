@@ -11,13 +11,13 @@ pub const WRITE_BYTES_MAX: u64 = 1 << 30;
 
 /// Into how many stripes so many bytes go with so many queue pairs: at least one, so that also an empty tensor has an
 /// immediate.
-pub fn count(bytes: u64, queue_pairs: u64) -> u64 {
+pub fn stripe_count(bytes: u64, queue_pairs: u64) -> u64 {
     (bytes / STRIPE_BYTES_MIN).clamp(1, queue_pairs.max(1))
 }
 
 /// The bytes of each stripe. Each stripe ends with one WRITE with immediate.
-pub fn ranges(bytes: u64, queue_pairs: u64) -> impl Iterator<Item = Range<u64>> {
-    let count = count(bytes, queue_pairs);
+pub fn stripe_ranges(bytes: u64, queue_pairs: u64) -> impl Iterator<Item = Range<u64>> {
+    let count = stripe_count(bytes, queue_pairs);
     let each = bytes
         .div_ceil(count)
         .next_multiple_of(STRIPE_ALIGNMENT_BYTES);
@@ -42,8 +42,8 @@ mod tests {
     proptest! {
         #[test]
         fn stripes_cover_each_byte_once(bytes in 0..(64u64 << 30), queue_pairs in 1..9u64) {
-            let stripes: Vec<_> = ranges(bytes, queue_pairs).collect();
-            prop_assert_eq!(stripes.len() as u64, count(bytes, queue_pairs));
+            let stripes: Vec<_> = stripe_ranges(bytes, queue_pairs).collect();
+            prop_assert_eq!(stripes.len() as u64, stripe_count(bytes, queue_pairs));
             prop_assert!(stripes.len() as u64 <= queue_pairs);
             let writes: Vec<_> = stripes.iter().cloned().flat_map(write_ranges).collect();
             prop_assert_eq!((writes[0].start, writes[writes.len() - 1].end), (0, bytes));

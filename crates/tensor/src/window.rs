@@ -10,51 +10,58 @@ pub const MAX_UNCONSUMED_MESSAGES: u32 = 64;
 /// The windows of a connection, as one side sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConnectionWindows {
-    sent: u32,
+    sent_messages: u32,
     /// Of those, the peer says that it has consumed so many.
-    consumed_by_peer: u32,
-    received: u32,
+    messages_consumed_by_peer: u32,
+    received_messages: u32,
     /// Of those, the peer has been told of so many.
-    acknowledged_to_peer: u32,
+    messages_acknowledged_to_peer: u32,
 }
 
 impl ConnectionWindows {
     /// Returns true if a message may be sent.
     pub fn has_room(&self) -> bool {
-        self.sent.wrapping_sub(self.consumed_by_peer) < MAX_UNCONSUMED_MESSAGES
+        self.sent_messages
+            .wrapping_sub(self.messages_consumed_by_peer)
+            < MAX_UNCONSUMED_MESSAGES
     }
 
     /// A message is sent: the buffer to send it from, and the count to put into it.
     pub fn take_send_buffer_and_received_count(&mut self) -> (u32, u32) {
-        let buffer = self.sent % MAX_UNCONSUMED_MESSAGES;
-        self.sent = self.sent.wrapping_add(1);
-        self.acknowledged_to_peer = self.received;
-        (buffer, self.received)
+        let buffer = self.sent_messages % MAX_UNCONSUMED_MESSAGES;
+        self.sent_messages = self.sent_messages.wrapping_add(1);
+        self.messages_acknowledged_to_peer = self.received_messages;
+        (buffer, self.received_messages)
     }
 
     /// A message has come, and was consumed.
     pub fn count_received_message(&mut self) {
-        self.received = self.received.wrapping_add(1);
+        self.received_messages = self.received_messages.wrapping_add(1);
     }
 
     /// The peer says how many messages it has consumed. False if it cannot have: the peer breaks the protocol.
     pub fn apply_acknowledgement_if_possible(&mut self, consumed: u32) -> bool {
-        let more = consumed.wrapping_sub(self.consumed_by_peer);
-        let possible = more <= self.sent.wrapping_sub(self.consumed_by_peer);
+        let more = consumed.wrapping_sub(self.messages_consumed_by_peer);
+        let possible = more
+            <= self
+                .sent_messages
+                .wrapping_sub(self.messages_consumed_by_peer);
         if possible {
-            self.consumed_by_peer = consumed;
+            self.messages_consumed_by_peer = consumed;
         }
         possible
     }
 
     /// The immediate of an acknowledgement, if one is due: half of the peer's window is used up.
     pub fn take_due_acknowledgement(&mut self) -> Option<u32> {
-        let due =
-            self.received.wrapping_sub(self.acknowledged_to_peer) >= MAX_UNCONSUMED_MESSAGES / 2;
+        let due = self
+            .received_messages
+            .wrapping_sub(self.messages_acknowledged_to_peer)
+            >= MAX_UNCONSUMED_MESSAGES / 2;
         if due {
-            self.acknowledged_to_peer = self.received;
+            self.messages_acknowledged_to_peer = self.received_messages;
         }
-        due.then_some(self.received)
+        due.then_some(self.received_messages)
     }
 }
 

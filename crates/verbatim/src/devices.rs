@@ -274,8 +274,8 @@ fn query_device_report(device: &Device, number: usize, verbose: bool) -> Result<
         },
         capabilities: DetectedCapabilities {
             has: Capability::ALL.into_iter().filter(has).collect(),
-            lacks: found.lacks.clone(),
-            inline_bytes: found.inline_bytes,
+            lacks: found.missing_capabilities.clone(),
+            inline_bytes: found.max_inline_bytes,
         },
         ports: ports.collect::<Result<_, _>>()?,
     })

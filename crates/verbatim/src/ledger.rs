@@ -149,7 +149,7 @@ fn run_and_read_ledger(
     };
     let folder = temporary_memory_folder("verbatim-tap-")
         .context("cannot make a folder for the counters")?;
-    let outcome = run_to_end(command.env(tap::TAP_DIR_VARIABLE, folder.path()), words)?;
+    let outcome = run_to_end(command.env(tap::TAP_DIR_ENV_VAR, folder.path()), words)?;
     let mut ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
     ledger.pcie = counters.map(PcieCounters::read).transpose()?;
     Ok((outcome, ledger))

@@ -13,7 +13,7 @@ use crate::args::{self, NicArgs, PortArgs};
 pub(crate) fn stream_config(nic: &NicArgs, port: &PortArgs, policy: RdmaPolicy) -> Result<Config> {
     nic.apply_by_reexec()?;
     Ok(Config {
-        policy,
+        rdma_policy: policy,
         provider: nic.provider.name().to_owned(),
         device: nic.device.clone(),
         port_num: port.port_num,
@@ -46,7 +46,7 @@ pub(crate) async fn connect_grpc_channel(
     address: SocketAddr,
     config: Config,
 ) -> Result<tonic::transport::Channel> {
-    let connect = stream::tonic::Connect::new(stream::Connector::new(config)?);
+    let connect = stream::tonic::TonicConnector::new(stream::Connector::new(config)?);
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?;
     let endpoint = endpoint.connect_timeout(Duration::from_secs(10));
     let channel = endpoint.connect_with_connector(connect).await;

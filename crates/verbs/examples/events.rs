@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     let channel = context.create_comp_channel()?;
     let recv_cq = context.create_cq_with_channel(16, &channel)?;
     let send_cq = context.create_cq(16)?;
-    let qp = pd.qp::<Rc>(&send_cq, &recv_cq).build()?;
+    let qp = pd.qp_builder::<Rc>(&send_cq, &recv_cq).build()?;
     let region = pd.alloc(8 * MESSAGES, Access::LOCAL_WRITE)?;
     let mut recvs = qp.recv_list(MESSAGES);
     for slot in 0..MESSAGES {

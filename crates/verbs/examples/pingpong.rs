@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     let context = Provider::softnic().device(None)?.open()?;
     let pd = context.alloc_pd()?;
     let (send_cq, recv_cq) = (context.create_cq(16)?, context.create_cq(16)?);
-    let qp = pd.qp::<Rc>(&send_cq, &recv_cq).build()?;
+    let qp = pd.qp_builder::<Rc>(&send_cq, &recv_cq).build()?;
     let region = pd.alloc(8, Access::LOCAL_WRITE)?;
 
     // The RECV is posted before the peer knows of this queue pair, so no SEND arrives too early.

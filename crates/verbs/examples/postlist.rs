@@ -20,8 +20,8 @@ fn main() -> Result<()> {
     let context = Provider::softnic().device(None)?.open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     let (a, b) = (
-        pd.qp::<Rc>(&cq, &cq).build()?,
-        pd.qp::<Rc>(&cq, &cq).build()?,
+        pd.qp_builder::<Rc>(&cq, &cq).build()?,
+        pd.qp_builder::<Rc>(&cq, &cq).build()?,
     );
     let (to_a, to_b) = (a.endpoint(), b.endpoint());
     let (qp, _passive) = (a.connect(&to_b)?, b.connect(&to_a)?);

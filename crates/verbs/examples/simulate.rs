@@ -45,8 +45,8 @@ fn simulate(count: usize) -> Result<f64> {
     let remote = region.remote();
     let (mut qps, mut passive) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let a = pd.qp::<Rc>(&cq, &cq).build()?;
-        let b = peers_pd.qp::<Rc>(&peers_cq, &peers_cq).build()?;
+        let a = pd.qp_builder::<Rc>(&cq, &cq).build()?;
+        let b = peers_pd.qp_builder::<Rc>(&peers_cq, &peers_cq).build()?;
         let (to_a, to_b) = (a.endpoint(), b.endpoint());
         qps.push(a.connect(&to_b)?);
         passive.push(b.connect(&to_a)?);

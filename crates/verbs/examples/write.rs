@@ -22,7 +22,7 @@ fn main() -> Result<()> {
 
     let context = Provider::softnic().device(None)?.open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    let qp = pd.qp::<Rc>(&cq, &cq).build()?;
+    let qp = pd.qp_builder::<Rc>(&cq, &cq).build()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     let region = pd.alloc(TEXT + 8, access)?;
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
+use crate::address_vector::AddressVector;
 use crate::attr::PortAndGidIndex;
 use crate::endpoint::QpEndpoint;
 use crate::error::{AddressError, invalid_input, last_error};
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::route::AddressVector;
 use crate::types::{QKey, Qpn};
 
 /// An address handle: the address vector of a peer's port, for datagrams. Clones are the same

@@ -12,8 +12,8 @@
 //! unsignaled WRs, and the 40 bytes before the payload of a datagram come with the transport, on
 //! every device.
 
-mod kinds;
+mod capability_types;
 mod known_gaps;
 mod probing;
 
-pub use kinds::{Capabilities, Capability, MaxInlineBytes, MissingCapability};
+pub use capability_types::{Capabilities, Capability, MaxInlineBytes, MissingCapability};

@@ -170,7 +170,7 @@ impl Context {
         };
         // The function returns -1 with or without errno.
         check_returned_errno(ret).map_err(|e| {
-            self.entry_error("ibv_query_gid", e, (port_num, index), |p| p.gid_tbl_len)
+            self.table_entry_error("ibv_query_gid", e, (port_num, index), |p| p.gid_tbl_len)
         })?;
         // SAFETY: all bytes of the union are initialised, and every value is a valid array.
         Ok(Gid(unsafe { gid.raw }))
@@ -190,7 +190,7 @@ impl Context {
             (self.inner.symbols.ibv_query_pkey)(self.inner.raw, port_num, number, &mut pkey)
         };
         check_returned_errno(ret).map_err(|e| {
-            self.entry_error("ibv_query_pkey", e, (port_num, index), |p| {
+            self.table_entry_error("ibv_query_pkey", e, (port_num, index), |p| {
                 p.pkey_tbl_len.into()
             })
         })?;
@@ -269,7 +269,7 @@ impl Context {
 
     /// Returns the error of a verb on an entry of a port's table; `entries` reads the length of the table.
     #[cold]
-    fn entry_error(
+    fn table_entry_error(
         &self,
         verb: &'static str,
         source: io::Error,

@@ -14,10 +14,11 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs_abi as abi;
 
 use crate::context::{Context, ContextRef};
+use crate::cq_srq_ids::{context_from_id, id_from_context, next_cq_or_srq_id};
 use crate::error::{
-    CreateError, EventError, PollError, check_returned_errno, errno_of, invalid_input, last_error,
+    CreateError, EventError, PollError, check_returned_errno, errno_of_return_value, invalid_input,
+    last_error,
 };
-use crate::id::{context_from_id, id_from_context, next_id};
 use crate::types::{Lid, Qpn};
 use crate::wait::wait_readable;
 use crate::wc_codes::{WcOpcode, WcStatus};
@@ -136,7 +137,7 @@ impl Context {
         cqe: u32,
         channel: Option<CompletionChannel>,
     ) -> Result<CompletionQueue, CreateError> {
-        let id = next_id();
+        let id = next_cq_or_srq_id();
         let entries = i32::try_from(cqe)
             .map_err(|_| self.cq_creation_error(cqe, io::Error::from_raw_os_error(libc::EINVAL)))?;
         let raw_channel = channel
@@ -274,7 +275,7 @@ impl CompletionQueue {
 fn poll_error(ret: i32) -> PollError {
     PollError::CqError {
         verb: "ibv_poll_cq",
-        source: io::Error::from_raw_os_error(errno_of(ret)),
+        source: io::Error::from_raw_os_error(errno_of_return_value(ret)),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::provider::Provider;
 /// A device of a provider.
 #[derive(Clone)]
 pub struct Device {
-    list: Arc<DeviceList>,
+    device_list: Arc<DeviceList>,
     raw: *mut abi::ibv_device,
     name: String,
     guid: u64,
@@ -47,7 +47,7 @@ impl Drop for DeviceList {
 }
 
 impl Device {
-    fn list(provider: Provider) -> Result<Vec<Self>, DeviceError> {
+    fn list_devices(provider: Provider) -> Result<Vec<Self>, DeviceError> {
         let symbols = provider.symbols();
         let mut num = 0;
         // SAFETY: `num` is writable.
@@ -76,7 +76,7 @@ impl Device {
                 let transport_type = (*raw).transport_type.cast_unsigned();
                 Self {
                     transport_type: TransportType::from_raw(transport_type),
-                    list: Arc::clone(&list),
+                    device_list: Arc::clone(&list),
                     raw,
                     name,
                     guid,
@@ -109,7 +109,7 @@ impl Device {
 
     /// Returns the provider of the device.
     pub fn provider(&self) -> Provider {
-        self.list.provider
+        self.device_list.provider
     }
 
     /// Opens the device.
@@ -118,7 +118,7 @@ impl Device {
     /// - [`OpenError::NotPermitted`] (`EACCES`, `EPERM`): the process may not use the device.
     /// - [`OpenError::Refused`] (any other errno).
     pub fn open(&self) -> Result<Context, OpenError> {
-        let provider = self.list.provider;
+        let provider = self.device_list.provider;
         let symbols = provider.symbols();
         // SAFETY: the device is on a list that is still alive.
         let raw = unsafe { (symbols.ibv_open_device)(self.raw) };
@@ -156,7 +156,7 @@ impl Provider {
     /// # Errors
     /// [`DeviceError::Refused`] (any errno), for example because the software NIC's fabric cannot be joined.
     pub fn devices(&self) -> Result<Vec<Device>, DeviceError> {
-        Device::list(*self)
+        Device::list_devices(*self)
     }
 
     /// Returns the device called `name`, or the first one.

@@ -167,12 +167,12 @@ pub(crate) fn invalid_input(what: impl Into<String>) -> io::Error {
 pub(crate) fn check_returned_errno(ret: i32) -> Result<(), io::Error> {
     match ret {
         0 => Ok(()),
-        r => Err(io::Error::from_raw_os_error(errno_of(r))),
+        r => Err(io::Error::from_raw_os_error(errno_of_return_value(r))),
     }
 }
 
 /// Returns the errno for a verb's return value.
-pub(crate) fn errno_of(ret: i32) -> i32 {
+pub(crate) fn errno_of_return_value(ret: i32) -> i32 {
     match ret {
         -1 => io::Error::last_os_error()
             .raw_os_error()

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use verbs_abi as abi;
 
 use crate::context::Context;
+use crate::cq_srq_ids::id_from_context;
 use crate::error::{EventError, last_error};
-use crate::id::id_from_context;
 use crate::types::{Qpn, c_enum};
 use crate::wait::wait_readable;
 

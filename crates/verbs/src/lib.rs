@@ -84,17 +84,18 @@
 
 #![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 
+mod address_vector;
 mod ah;
 mod attr;
 mod capabilities;
 mod context;
 mod copy;
 mod cq;
+mod cq_srq_ids;
 mod device;
 mod endpoint;
 mod error;
 mod event;
-mod id;
 mod memory;
 mod mr;
 mod mr_slice;
@@ -105,12 +106,11 @@ mod postlist;
 mod prefetch;
 mod provider;
 mod qp;
+mod qp_attribute_limits;
 mod qp_builder;
-mod qp_ranges;
 pub mod raw;
 mod recv_list;
 mod register;
-mod route;
 mod simulated;
 mod srq;
 pub mod time;

@@ -18,8 +18,10 @@ use crate::types::PageSize;
 pub(crate) fn alloc_shared(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
     match pages {
         None => softnic::alloc_shared(len),
-        Some(PageSize::Small) => softnic::alloc_shared_in(len, softnic::PageSize::Small),
-        Some(PageSize::Huge) => softnic::alloc_shared_in(len, softnic::PageSize::Huge),
+        Some(PageSize::Small) => {
+            softnic::alloc_shared_with_page_size(len, softnic::PageSize::Small)
+        }
+        Some(PageSize::Huge) => softnic::alloc_shared_with_page_size(len, softnic::PageSize::Huge),
     }
 }
 

@@ -58,7 +58,7 @@ pub struct MemoryRegion {
     len: usize,
     lkey: u32,
     rkey: u32,
-    memory: MemoryOwner,
+    memory_owner: MemoryOwner,
 }
 
 /// The owner of a region's bytes.
@@ -85,11 +85,13 @@ unsafe impl Sync for MemoryRegion {}
 
 /// An offset or range that is outside of a region, or not aligned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at offset {offset} are not an {required} part of a region of {region} bytes")]
+#[error(
+    "{len} bytes at offset {offset} are not an {required} part of a region of {region_len} bytes"
+)]
 pub struct RangeError {
     offset: usize,
     len: usize,
-    region: usize,
+    region_len: usize,
     required: &'static str,
 }
 
@@ -128,7 +130,7 @@ impl MemoryRegion {
             len,
             lkey,
             rkey,
-            memory,
+            memory_owner: memory,
         })
     }
 
@@ -189,7 +191,7 @@ impl MemoryRegion {
 
     /// The number of the SysV segment that it is, from [`alloc_sysv`](ProtectionDomain::alloc_sysv).
     pub fn sysv_id(&self) -> Option<i32> {
-        match self.memory {
+        match self.memory_owner {
             MemoryOwner::Sysv(_, id) => Some(id),
             _ => None,
         }
@@ -350,10 +352,10 @@ impl MemoryRegion {
     /// Deregisters a buffer that came from [`register_vec`](ProtectionDomain::register_vec) and gives it
     /// back; `None` if the memory was allocated here.
     pub fn into_boxed(mut self) -> Option<Box<[u8]>> {
-        let MemoryOwner::Boxed(buffer) = self.memory else {
+        let MemoryOwner::Boxed(buffer) = self.memory_owner else {
             return None;
         };
-        self.memory = MemoryOwner::Borrowed;
+        self.memory_owner = MemoryOwner::Borrowed;
         drop(self); // deregisters, or aborts
         // SAFETY: from Box::into_raw in `register_vec`, owned by nobody else now, and the NIC is done with it.
         Some(unsafe { Box::from_raw(buffer) })
@@ -377,7 +379,7 @@ impl MemoryRegion {
         RangeError {
             offset,
             len,
-            region: self.len,
+            region_len: self.len,
             required: what,
         }
     }
@@ -395,7 +397,7 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: made by ibv_reg_mr of this table, deregistered once.
         let ret = unsafe { (self.pd.context.symbols.ibv_dereg_mr)(self.raw) };
-        let memory = std::mem::replace(&mut self.memory, MemoryOwner::Borrowed);
+        let memory = std::mem::replace(&mut self.memory_owner, MemoryOwner::Borrowed);
         match (ret, memory) {
             (0, memory) => memory.free(),
             // The NIC may still write to memory that its owner is about to use for something else.

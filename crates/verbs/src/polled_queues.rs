@@ -14,7 +14,7 @@ use crate::simulated;
 #[derive(Debug, Default)]
 pub struct PolledQueues {
     /// The handle of each queue; empty unless all NICs are simulated.
-    handles: Box<[u32]>,
+    simulated_cq_handles: Box<[u32]>,
 }
 
 impl PolledQueues {
@@ -27,7 +27,7 @@ impl PolledQueues {
             .into_iter()
             .map(|queue| queue.is_simulated().then(|| handle(queue)));
         Self {
-            handles: handles.collect::<Option<_>>().unwrap_or_default(),
+            simulated_cq_handles: handles.collect::<Option<_>>().unwrap_or_default(),
         }
     }
 
@@ -35,8 +35,8 @@ impl PolledQueues {
     /// The caller polls the next queue itself: it may have a completion, or the NIC must be asked.
     #[inline]
     #[must_use]
-    pub fn poll_in_vain(&self, queues: Range<usize>) -> usize {
-        match self.handles.get(queues) {
+    pub fn poll_while_empty(&self, queues: Range<usize>) -> usize {
+        match self.simulated_cq_handles.get(queues) {
             Some(handles) if !handles.is_empty() => simulated::poll_cqs_while_empty(handles),
             _ => 0,
         }

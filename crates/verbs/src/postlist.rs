@@ -77,7 +77,7 @@ struct SendSlot(abi::ibv_send_wr);
 pub struct Postlist<T: Transport> {
     wrs: StableArray<SendSlot>,
     sges: StableArray<abi::ibv_sge>,
-    inline: StableArray<u8>,
+    inline_bytes: StableArray<u8>,
     /// The address handle of each WR, kept alive while the WR can be posted.
     address_handles: Vec<Option<Arc<AhInner>>>,
     context: ContextRef,
@@ -126,7 +126,7 @@ impl<T: Transport> Postlist<T> {
         Self {
             wrs,
             sges,
-            inline,
+            inline_bytes: inline,
             address_handles: (0..capacity).map(|_| None).collect(),
             context: Arc::clone(context),
             len: 0,
@@ -220,7 +220,7 @@ impl<T: Transport> Postlist<T> {
         unsafe {
             WrSpace {
                 sges: self.sges.part(i * self.max_sge, self.max_sge),
-                inline: self.inline.part(i * self.max_inline, self.max_inline),
+                inline: self.inline_bytes.part(i * self.max_inline, self.max_inline),
             }
         }
     }

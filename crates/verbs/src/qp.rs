@@ -17,7 +17,7 @@ use crate::endpoint::QpEndpoint;
 use crate::error::{ModifyError, PostError, QueryError, check_returned_errno};
 use crate::pd::PdInner;
 use crate::postlist::Postlist;
-use crate::qp_ranges;
+use crate::qp_attribute_limits;
 use crate::recv_list::RecvList;
 use crate::srq::SharedReceiveQueue;
 use crate::transport::Transport;
@@ -78,8 +78,12 @@ impl QpInner {
         let context = Context {
             inner: Arc::clone(&self.context),
         };
-        let ranges =
-            qp_ranges::attribute_values_and_maxima(&context, self.port.port_num, attr, mask);
+        let ranges = qp_attribute_limits::attribute_values_and_maxima(
+            &context,
+            self.port.port_num,
+            attr,
+            mask,
+        );
         ModifyError::of("ibv_modify_qp", source, (from, to), &ranges)
     }
 
@@ -316,7 +320,7 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     /// [`ModifyError::Refused`] (any errno).
-    pub fn to_error(&self) -> Result<(), ModifyError> {
+    pub fn move_to_error_state(&self) -> Result<(), ModifyError> {
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_ERR;
         self.qp.modify(&mut attr, abi::IBV_QP_STATE)
@@ -326,7 +330,7 @@ impl<T: Transport> QueuePair<T> {
     ///
     /// # Errors
     /// [`QueryError::Refused`] (any errno).
-    pub fn state(&self) -> Result<QpState, QueryError> {
+    pub fn query_state(&self) -> Result<QpState, QueryError> {
         self.qp.query().map(|a| a.state)
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
+use crate::address_vector::AddressVector;
 use crate::attr::PortAndGidIndex;
 use crate::context::ContextRef;
 use crate::cq::CompletionQueue;
@@ -18,7 +19,6 @@ use crate::error::{
 use crate::pd::ProtectionDomain;
 use crate::qp::{QpColdFields, QpInner, QueuePair};
 use crate::recv_list::RecvList;
-use crate::route::AddressVector;
 use crate::srq::SharedReceiveQueue;
 use crate::transport::{Connected, Transport, Ud};
 use crate::types::{Access, Mtu, Psn, QKey, QpState, Qpn};
@@ -36,7 +36,7 @@ pub struct QpBuilder<T> {
     max_recv_wr: u32,
     max_send_sge: u32,
     max_recv_sge: u32,
-    inline: InlineRequest,
+    inline_request: InlineRequest,
     sq_sig_all: bool,
     port_num: u8,
     gid_index: Option<u8>,
@@ -56,7 +56,7 @@ pub struct QpBuilder<T> {
 
 impl ProtectionDomain {
     /// Returns a builder of a queue pair with these CQs.
-    pub fn qp<T: Transport>(
+    pub fn qp_builder<T: Transport>(
         &self,
         send_cq: &CompletionQueue,
         recv_cq: &CompletionQueue,
@@ -70,7 +70,7 @@ impl ProtectionDomain {
             max_recv_wr: 128,
             max_send_sge: 1,
             max_recv_sge: 1,
-            inline: InlineRequest::UpTo(64),
+            inline_request: InlineRequest::UpTo(64),
             sq_sig_all: false,
             port_num: 1,
             gid_index: None,
@@ -147,7 +147,7 @@ impl<T: Transport> QpBuilder<T> {
     /// Sets the required inline payload in bytes: [`build`](QpBuilder::build) fails if the device
     /// grants less.
     pub fn max_inline_data(mut self, bytes: u32) -> Self {
-        self.inline = InlineRequest::AtLeast(bytes);
+        self.inline_request = InlineRequest::AtLeast(bytes);
         self
     }
 
@@ -155,7 +155,7 @@ impl<T: Transport> QpBuilder<T> {
     /// pair is created without inline payload. Check [`QueuePair::max_inline_data`], and send
     /// longer payload from registered memory.
     pub fn max_inline_data_if_supported(mut self, bytes: u32) -> Self {
-        self.inline = InlineRequest::UpTo(bytes);
+        self.inline_request = InlineRequest::UpTo(bytes);
         self
     }
 
@@ -243,13 +243,13 @@ impl<T: Transport> QpBuilder<T> {
             max_recv_wr: own_recvs(self.max_recv_wr),
             max_send_sge: self.max_send_sge,
             max_recv_sge: own_recvs(self.max_recv_sge),
-            max_inline_data: self.inline.bytes(),
+            max_inline_data: self.inline_request.bytes(),
         };
         init.qp_type = T::QP_TYPE;
         init.sq_sig_all = self.sq_sig_all.into();
         let cap = init.cap;
         let created = create_raw(&self.pd, &mut init);
-        let created = match (created, self.inline) {
+        let created = match (created, self.inline_request) {
             (Err(refused), InlineRequest::UpTo(1..)) => {
                 // A refusal may have changed `init`. If the inline payload was not the reason, the
                 // first error says more.
@@ -281,7 +281,7 @@ impl<T: Transport> QpBuilder<T> {
 
     /// Refuses a device that grants less than the required inline payload.
     fn check_granted_inline(&self, granted: u32) -> Result<(), CreateQpError> {
-        match self.inline {
+        match self.inline_request {
             InlineRequest::AtLeast(bytes) if granted < bytes => Err(CreateQpError::InlineTooLong {
                 requested: bytes,
                 granted,

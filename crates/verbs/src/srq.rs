@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
+use crate::cq_srq_ids::{context_from_id, next_cq_or_srq_id};
 use crate::error::{CreateError, ModifySrqError, PostError, check_returned_errno, last_error};
-use crate::id::{context_from_id, next_id};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::recv_list::RecvList;
 
@@ -47,7 +47,7 @@ impl ProtectionDomain {
     /// - [`CreateError::NoResources`] (`ENOMEM`): the device has no more queues.
     /// - [`CreateError::Refused`] (any other errno).
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, CreateError> {
-        let id = next_id();
+        let id = next_cq_or_srq_id();
         let mut init = abi::ibv_srq_init_attr {
             srq_context: context_from_id(id),
             attr: abi::ibv_srq_attr {

@@ -45,7 +45,7 @@ const YIELDS_PER_SLEEP: u32 = 512;
 pub struct Waiter {
     misses: u32,
     /// The time of the first wish to yield, or of the last yield; 0 while spinning.
-    waits_since_ns: u64,
+    wants_to_yield_since_ns: u64,
     /// Yields while other threads need the core.
     yields_on_crowded_core: u32,
     /// Spins before a yield: `spins`, or fewer while other threads need the core.
@@ -61,7 +61,7 @@ impl Waiter {
     pub const fn new() -> Self {
         Self {
             misses: 0,
-            waits_since_ns: 0,
+            wants_to_yield_since_ns: 0,
             yields_on_crowded_core: 0,
             spins_before_yield: 256,
             max_spins: 256,
@@ -74,7 +74,7 @@ impl Waiter {
     pub const fn never_sleeping() -> Self {
         Self {
             misses: 0,
-            waits_since_ns: 0,
+            wants_to_yield_since_ns: 0,
             yields_on_crowded_core: 0,
             spins_before_yield: 256,
             max_spins: 256,
@@ -102,7 +102,7 @@ impl Waiter {
     #[inline]
     pub fn reset(&mut self) {
         self.misses = 0;
-        self.waits_since_ns = 0;
+        self.wants_to_yield_since_ns = 0;
     }
 
     /// Returns the number of consecutive polls without success.
@@ -191,16 +191,16 @@ impl Waiter {
     fn yield_if_due_else_spin(&mut self) {
         let now = now_ns();
         let mut yielding = YIELD_HISTORY.get();
-        if self.waits_since_ns == 0 {
-            self.waits_since_ns = now;
+        if self.wants_to_yield_since_ns == 0 {
+            self.wants_to_yield_since_ns = now;
         }
-        if now.saturating_sub(self.waits_since_ns) < yielding.spin_ns() {
+        if now.saturating_sub(self.wants_to_yield_since_ns) < yielding.spin_ns() {
             (0..16).for_each(|_| std::hint::spin_loop());
             return;
         }
         std::thread::yield_now();
-        self.waits_since_ns = now_ns();
-        yielding.record_yield(self.waits_since_ns.saturating_sub(now));
+        self.wants_to_yield_since_ns = now_ns();
+        yielding.record_yield(self.wants_to_yield_since_ns.saturating_sub(now));
         YIELD_HISTORY.set(yielding);
         if !yielding.is_crowded() {
             self.spins_before_yield = self.max_spins;

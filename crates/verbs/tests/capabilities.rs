@@ -18,7 +18,11 @@ fn open(provider: Provider) -> Context {
 
 fn lacks(context: &Context) -> Vec<Capability> {
     let found = context.capabilities().expect("found out");
-    found.lacks.iter().map(|lack| lack.capability).collect()
+    found
+        .missing_capabilities
+        .iter()
+        .map(|lack| lack.capability)
+        .collect()
 }
 
 #[test]
@@ -35,10 +39,10 @@ fn a_refused_transport_is_a_lack_with_the_refusal_as_its_reason() {
         Some("ibv_create_qp failed: Operation not supported (os error 95)")
     );
     assert_eq!(found.reason_missing(Capability::Rc), None);
-    let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
+    let MaxInlineBytes { rc, uc, ud } = found.max_inline_bytes;
     assert!(rc > 0 && uc == 0 && ud > 0);
     let needs = [Capability::Ud, Capability::Uc, Capability::Immediates];
-    assert_eq!(found.missing_of(&needs), found.lacks);
+    assert_eq!(found.missing_of(&needs), found.missing_capabilities);
     assert_eq!(found.missing_of(&needs[..1]), []);
 }
 
@@ -96,7 +100,7 @@ fn inline_payload_is_none_of_what_a_device_lacks_but_a_number() {
         let context = open(provider);
         assert_eq!(lacks(&context), []);
         let found = context.capabilities().expect("found out");
-        let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
+        let MaxInlineBytes { rc, uc, ud } = found.max_inline_bytes;
         assert_eq!([rc, uc, ud], [bytes; 3], "{}", found.provider_name);
     }
 }
@@ -113,7 +117,7 @@ fn a_queue_pair_that_asks_for_what_would_be_good_to_have_gets_what_there_is() {
             context.create_cq(16).expect("a CQ"),
         );
         let qp = pd
-            .qp::<Ud>(&cq, &cq)
+            .qp_builder::<Ud>(&cq, &cq)
             .build()
             .expect("64 bytes are only a wish");
         assert_eq!(qp.max_inline_data(), bytes);
@@ -124,12 +128,12 @@ fn a_queue_pair_that_asks_for_what_would_be_good_to_have_gets_what_there_is() {
             qp.max_send_wr()
         );
         let qp = pd
-            .qp::<Ud>(&cq, &cq)
+            .qp_builder::<Ud>(&cq, &cq)
             .max_inline_data_if_supported(16)
             .build()
             .expect("so are 16");
         assert_eq!(qp.max_inline_data(), bytes);
-        let error = pd.qp::<Ud>(&cq, &cq).max_inline_data(16).build();
+        let error = pd.qp_builder::<Ud>(&cq, &cq).max_inline_data(16).build();
         let error = error.expect_err("these 16 are demanded").to_string();
         assert!(error.starts_with("ibv_create_qp failed: "), "{error}");
     }
@@ -138,7 +142,10 @@ fn a_queue_pair_that_asks_for_what_would_be_good_to_have_gets_what_there_is() {
         context.alloc_pd().expect("a PD"),
         context.create_cq(16).expect("a CQ"),
     );
-    let error = pd.qp::<verbs::Uc>(&cq, &cq).build().expect_err("no UC");
+    let error = pd
+        .qp_builder::<verbs::Uc>(&cq, &cq)
+        .build()
+        .expect_err("no UC");
     assert_eq!(
         error.errno(),
         libc::EOPNOTSUPP,
@@ -153,7 +160,7 @@ fn messages_go_without_inline_payload() {
         context.alloc_pd().expect("a PD"),
         context.create_cq(16).expect("a CQ"),
     );
-    let build = || pd.qp::<Rc>(&cq, &cq).build().expect("a queue pair");
+    let build = || pd.qp_builder::<Rc>(&cq, &cq).build().expect("a queue pair");
     let (a, b) = (build(), build());
     let (to_a, to_b) = (a.endpoint(), b.endpoint());
     let (a, _b) = (

@@ -100,7 +100,7 @@ fn queue_pairs_name_the_capability_that_the_device_lacks() {
     let pd = context.alloc_pd().expect("a domain");
     let cq = context.create_cq(16).expect("a queue");
     let too_many = limits.max_qp_wr + 1;
-    let error = pd.qp::<Rc>(&cq, &cq).max_send_wr(too_many).build();
+    let error = pd.qp_builder::<Rc>(&cq, &cq).max_send_wr(too_many).build();
     let error = error.expect_err("too many");
     assert!(
         matches!(error, CreateQpError::LimitExceeded { attribute: "max_send_wr", requested, limit, .. }
@@ -108,7 +108,9 @@ fn queue_pairs_name_the_capability_that_the_device_lacks() {
         "{error}"
     );
     assert_errno(error, "ibv_create_qp", libc::EINVAL);
-    let error = pd.qp::<Rc>(&cq, &cq).max_recv_sge(limits.max_sge + 1);
+    let error = pd
+        .qp_builder::<Rc>(&cq, &cq)
+        .max_recv_sge(limits.max_sge + 1);
     assert!(matches!(
         error.build(),
         Err(CreateQpError::LimitExceeded {
@@ -117,7 +119,7 @@ fn queue_pairs_name_the_capability_that_the_device_lacks() {
         })
     ));
     let foreign = open().create_cq(16).expect("a queue");
-    let error = pd.qp::<Ud>(&cq, &foreign).build();
+    let error = pd.qp_builder::<Ud>(&cq, &foreign).build();
     assert!(matches!(error, Err(CreateQpError::OtherContext { .. })));
 }
 
@@ -126,12 +128,12 @@ fn a_refused_connection_names_the_attribute_and_both_states() {
     let context = open();
     let pd = context.alloc_pd().expect("a domain");
     let cq = context.create_cq(16).expect("a queue");
-    let peer = pd.qp::<Rc>(&cq, &cq).build().expect("a queue pair");
+    let peer = pd.qp_builder::<Rc>(&cq, &cq).build().expect("a queue pair");
     let connect = |builder: verbs::QpBuilder<Rc>| {
         let qp = builder.build().expect("a queue pair");
         qp.connect(&peer.endpoint()).expect_err("out of range")
     };
-    let builder = || pd.qp::<Rc>(&cq, &cq);
+    let builder = || pd.qp_builder::<Rc>(&cq, &cq);
     for (error, name, value, states) in [
         (connect(builder().timeout(40)), "timeout", 40, "RTR to RTS"),
         (

@@ -136,7 +136,7 @@ fn sender() {
     let context = open();
     let pd = context.alloc_pd().expect("a PD");
     let cq = context.create_cq(256).expect("a CQ");
-    let qp = pd.qp::<Rc>(&cq, &cq).build().expect("a QP");
+    let qp = pd.qp_builder::<Rc>(&cq, &cq).build().expect("a QP");
     let memory = pd.alloc(8 * ROOM, Access::LOCAL_WRITE).expect("memory");
     let mut credits = qp.recv_list(ROOM);
     for _ in 0..ROOM {
@@ -215,7 +215,7 @@ impl Receiver {
         let cq = context.create_cq_with_channel(256, channel).expect("a CQ");
         let sends = context.create_cq(256).expect("a CQ");
         let pd = context.alloc_pd().expect("a PD");
-        let qp = pd.qp::<Rc>(&sends, &cq).build().expect("a QP");
+        let qp = pd.qp_builder::<Rc>(&sends, &cq).build().expect("a QP");
         let memory = pd.alloc(8 * ROOM, Access::LOCAL_WRITE).expect("memory");
         let recvs = (0..ROOM).map(|place| {
             let mut recv = qp.recv_list(1);
@@ -382,7 +382,7 @@ fn a_send_that_fails_wakes_its_sender_after_the_receivers_engine_took_others() {
     let channel = context.create_comp_channel().expect("a channel");
     let cq = context.create_cq_with_channel(64, &channel).expect("a CQ");
     let pd = context.alloc_pd().expect("a PD");
-    let qp = pd.qp::<Rc>(&cq, &cq).build().expect("a QP");
+    let qp = pd.qp_builder::<Rc>(&cq, &cq).build().expect("a QP");
     let mut peer = Sender::start("idle");
     let endpoint = peer.endpoint();
     peer.tell(&qp.endpoint());
@@ -421,7 +421,7 @@ fn a_send_that_fails_wakes_a_sender_that_waits_for_solicited_completions() {
         let channel = context.create_comp_channel().expect("a channel");
         let cq = context.create_cq_with_channel(64, &channel).expect("a CQ");
         let pd = context.alloc_pd().expect("a PD");
-        let qp = pd.qp::<Rc>(&cq, &cq).build().expect("a QP");
+        let qp = pd.qp_builder::<Rc>(&cq, &cq).build().expect("a QP");
         let mut peer = Sender::start("idle");
         let endpoint = peer.endpoint();
         peer.tell(&qp.endpoint());

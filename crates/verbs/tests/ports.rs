@@ -31,7 +31,10 @@ impl End {
     }
 
     fn prepare(&self) -> verbs::PreparedQp<Rc> {
-        let qp = self.pd.qp::<Rc>(&self.cq, &self.cq).port_num(self.port_num);
+        let qp = self
+            .pd
+            .qp_builder::<Rc>(&self.cq, &self.cq)
+            .port_num(self.port_num);
         // A retry or two is enough to learn that nobody is there.
         qp.timeout(8u8)
             .retry_cnt(1u8)
@@ -141,7 +144,10 @@ fn queue_pairs_of_all_ports_reach_each_other_and_devices_do_not_mix() {
     assert_eq!(ends[0].next(), Err(verbs::WcStatus::RetryExcErr));
 
     // A CQ of another device than the protection domain.
-    let mixed = ends[0].pd.qp::<Rc>(&ends[2].cq, &ends[0].cq).build();
+    let mixed = ends[0]
+        .pd
+        .qp_builder::<Rc>(&ends[2].cq, &ends[0].cq)
+        .build();
     let error = mixed.expect_err("refused").to_string();
     assert!(error.contains("different contexts"), "{error}");
 
@@ -165,7 +171,10 @@ fn received_packets(fabric: &Path, place: u32) -> u64 {
 
 fn datagrams_count_at_the_port_of_their_destination(one: &End, two: &End, fabric: &Path) {
     let make = |end: &End| {
-        let qp = end.pd.qp::<Ud>(&end.cq, &end.cq).port_num(end.port_num);
+        let qp = end
+            .pd
+            .qp_builder::<Ud>(&end.cq, &end.cq)
+            .port_num(end.port_num);
         qp.max_inline_data(64).build().expect("a queue pair")
     };
     let [sender, at_one, at_two] = [one, one, two].map(make);

@@ -17,13 +17,13 @@
 #![allow(unsafe_code)]
 
 pub mod netlink;
-mod source;
+mod software_nic_answers;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The environment variable that names the folder with the device's files.
-const FOLDER_ENV_VAR: &CStr = c"VERBATIM_VIEW";
+const VIEW_FOLDER_ENV_VAR: &CStr = c"VERBATIM_VIEW";
 
 /// The folders whose paths are redirected.
 const REDIRECTED_FOLDERS: [&[u8]; 3] = [
@@ -71,7 +71,7 @@ unsafe fn redirect(path: *const c_char, room: &mut PathBuffer) -> *const c_char 
         return path;
     }
     // SAFETY: the argument is a string.
-    let folder = unsafe { libc::getenv(FOLDER_ENV_VAR.as_ptr()) };
+    let folder = unsafe { libc::getenv(VIEW_FOLDER_ENV_VAR.as_ptr()) };
     if folder.is_null() {
         return path;
     }
@@ -106,19 +106,19 @@ fn next(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
 
 /// The error value of a function that is missing in the C library.
 trait MissingFunctionError {
-    const FAILED: Self;
+    const ERROR_VALUE: Self;
 }
 
 impl MissingFunctionError for c_int {
-    const FAILED: Self = -1;
+    const ERROR_VALUE: Self = -1;
 }
 
 impl MissingFunctionError for libc::ssize_t {
-    const FAILED: Self = -1;
+    const ERROR_VALUE: Self = -1;
 }
 
 impl MissingFunctionError for *mut c_void {
-    const FAILED: Self = std::ptr::null_mut();
+    const ERROR_VALUE: Self = std::ptr::null_mut();
 }
 
 /// Exports functions of the C library; the path is the argument after the semicolon.
@@ -143,7 +143,7 @@ macro_rules! export {
                 let Some(function) = next(&RESOLVED, name) else {
                     // SAFETY: the pointer is to this thread's errno.
                     unsafe { *libc::__errno_location() = libc::ENOSYS };
-                    return MissingFunctionError::FAILED;
+                    return MissingFunctionError::ERROR_VALUE;
                 };
                 let mut room: PathBuffer = [0; size_of::<PathBuffer>()];
                 // SAFETY: the C library's function of this name has this type. The caller

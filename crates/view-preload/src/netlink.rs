@@ -17,12 +17,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libc::{msghdr, size_t, sockaddr, sockaddr_nl, socklen_t, ssize_t};
 
 use crate::next;
-use crate::source::SoftwareNicAnswers;
+use crate::software_nic_answers::SoftwareNicAnswers;
 
 /// The number of the RDMA netlink family: `linux:include/uapi/linux/netlink.h`.
 const NETLINK_RDMA: c_int = 20;
 /// Number of bytes in a `sockaddr_nl`.
-const ADDRESS_BYTES: usize = size_of::<sockaddr_nl>();
+const NETLINK_ADDRESS_BYTES: usize = size_of::<sockaddr_nl>();
 /// The largest request in bytes. The limit of the kernel is the size of the send buffer.
 const MAX_REQUEST_BYTES: usize = 1 << 16;
 
@@ -42,7 +42,7 @@ struct NetlinkSocket {
 static SOCKET_COUNT: AtomicUsize = AtomicUsize::new(0);
 static SOCKETS: Mutex<Vec<NetlinkSocket>> = Mutex::new(Vec::new());
 
-fn sockets() -> MutexGuard<'static, Vec<NetlinkSocket>> {
+fn lock_sockets() -> MutexGuard<'static, Vec<NetlinkSocket>> {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -51,7 +51,7 @@ fn with_socket<T>(fd: c_int, act: impl FnOnce(&mut NetlinkSocket) -> T) -> Optio
     if SOCKET_COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    let mut sockets = sockets();
+    let mut sockets = lock_sockets();
     let at = sockets.iter().position(|socket| socket.fd == fd)?;
     if device_and_inode_of(fd) == Some(sockets.get(at)?.device_and_inode) {
         return sockets.get_mut(at).map(act);
@@ -87,12 +87,12 @@ macro_rules! real {
             Some(function) => unsafe {
                 std::mem::transmute::<*mut c_void, Function>(function)($( $arg ),*)
             },
-            None => fail(libc::ENOSYS).into(),
+            None => fail_with_errno(libc::ENOSYS).into(),
         }
     }};
 }
 
-fn fail(errno: c_int) -> i8 {
+fn fail_with_errno(errno: c_int) -> i8 {
     // SAFETY: the pointer is to this thread's errno.
     unsafe { *libc::__errno_location() = errno };
     -1
@@ -108,7 +108,7 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     }
     let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
     if !matches!(kind & !flags, libc::SOCK_RAW | libc::SOCK_DGRAM) {
-        return fail(libc::ESOCKTNOSUPPORT).into();
+        return fail_with_errno(libc::ESOCKTNOSUPPORT).into();
     }
     let (domain, kind, protocol) = (libc::AF_UNIX, libc::SOCK_DGRAM | flags, 0);
     let fd = real!(socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int);
@@ -122,9 +122,9 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
             // SAFETY: this function has created the descriptor.
             unsafe { libc::close(fd) };
         }
-        return fail(libc::ENOBUFS).into();
+        return fail_with_errno(libc::ENOBUFS).into();
     };
-    let mut sockets = sockets();
+    let mut sockets = lock_sockets();
     sockets.retain(|socket| {
         socket.fd != fd && device_and_inode_of(socket.fd) == Some(socket.device_and_inode)
     });
@@ -174,7 +174,7 @@ fn connect_to_itself(fd: c_int) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let bound = with_socket(fd, |socket| {
-        if address.is_null() || (len as usize) < ADDRESS_BYTES {
+        if address.is_null() || (len as usize) < NETLINK_ADDRESS_BYTES {
             return libc::EINVAL;
         }
         // SAFETY: the address has the length of a netlink address, by the contract of `bind`.
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
     });
     match bound {
         Some(0) => 0,
-        Some(errno) => fail(errno).into(),
+        Some(errno) => fail_with_errno(errno).into(),
         None => real!(bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int),
     }
 }
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
 ///
 /// # Safety
 /// `to` has `room` bytes.
-unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> socklen_t {
+unsafe fn write_netlink_address(to: *mut c_void, room: socklen_t, port_id: u32) -> socklen_t {
     // SAFETY: zeroes are an address.
     let mut address: sockaddr_nl = unsafe { std::mem::zeroed() };
     address.nl_family = libc::AF_NETLINK
@@ -206,13 +206,13 @@ unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> sockl
         .try_into()
         .unwrap_or_default();
     address.nl_pid = port_id;
-    let len = ADDRESS_BYTES.min(room as usize);
+    let len = NETLINK_ADDRESS_BYTES.min(room as usize);
     // SAFETY: `len` is at most `room`, and at most the length of the address.
     unsafe {
         to.cast::<u8>()
             .copy_from_nonoverlapping((&raw const address).cast(), len)
     };
-    socklen_t::try_from(ADDRESS_BYTES).unwrap_or_default()
+    socklen_t::try_from(NETLINK_ADDRESS_BYTES).unwrap_or_default()
 }
 
 /// Replaces `getsockname(2)`.
@@ -223,10 +223,10 @@ unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> sockl
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match with_socket(fd, |socket| socket.port_id) {
-        Some(_) if to.is_null() || len.is_null() => fail(libc::EFAULT).into(),
+        Some(_) if to.is_null() || len.is_null() => fail_with_errno(libc::EFAULT).into(),
         Some(port_id) => {
             // SAFETY: by the contract of `getsockname`.
-            unsafe { *len = write_address(to.cast(), *len, port_id) };
+            unsafe { *len = write_netlink_address(to.cast(), *len, port_id) };
             0
         }
         None => real!(getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int),
@@ -257,12 +257,12 @@ pub unsafe extern "C" fn setsockopt(
 fn queue_answers(socket: &mut NetlinkSocket, request: &[u8]) -> ssize_t {
     let answers = rdma_netlink::build_answers(request, socket.port_id, &SoftwareNicAnswers);
     socket.pending_answers.extend(answers);
-    send_pending(socket);
+    send_pending_answers(socket);
     ssize_t::try_from(request.len()).unwrap_or(ssize_t::MAX)
 }
 
 /// Sends waiting answers into the socket while its buffer has room.
-fn send_pending(socket: &mut NetlinkSocket) {
+fn send_pending_answers(socket: &mut NetlinkSocket) {
     while let Some(answer) = socket.pending_answers.front() {
         let (fd, bytes, len) = (socket.fd, answer.as_ptr().cast::<c_void>(), answer.len());
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -302,10 +302,10 @@ pub unsafe extern "C" fn send(
 /// `bytes` has `len` bytes, or is NULL.
 unsafe fn answer_request(socket: &mut NetlinkSocket, bytes: *const c_void, len: size_t) -> ssize_t {
     if bytes.is_null() && len != 0 {
-        return fail(libc::EFAULT).into();
+        return fail_with_errno(libc::EFAULT).into();
     }
     if len > MAX_REQUEST_BYTES {
-        return fail(libc::EMSGSIZE).into();
+        return fail_with_errno(libc::EMSGSIZE).into();
     }
     if len == 0 {
         return 0;
@@ -348,9 +348,9 @@ pub unsafe extern "C" fn sendto(
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let taken = with_socket(fd, |socket| {
         // SAFETY: by the contract of `sendmsg`.
-        match unsafe { gather(message) } {
+        match unsafe { gather_message_bytes(message) } {
             Ok(request) => queue_answers(socket, &request),
-            Err(errno) => fail(errno).into(),
+            Err(errno) => fail_with_errno(errno).into(),
         }
     });
     match taken {
@@ -363,7 +363,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 ///
 /// # Safety
 /// `message` is valid for `sendmsg`, or NULL.
-unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
+unsafe fn gather_message_bytes(message: *const msghdr) -> Result<Vec<u8>, c_int> {
     if message.is_null() {
         return Err(libc::EFAULT);
     }
@@ -390,9 +390,9 @@ unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
 }
 
 /// Sends more waiting answers into the socket after the program has received some; returns `bytes`.
-fn refill_after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
+fn send_pending_answers_after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
     if bytes >= 0 {
-        with_socket(fd, send_pending);
+        with_socket(fd, send_pending_answers);
     }
     bytes
 }
@@ -405,7 +405,7 @@ fn refill_after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let bytes = real!(recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t);
-    refill_after_receive(fd, bytes)
+    send_pending_answers_after_receive(fd, bytes)
 }
 
 /// Replaces `recvfrom(2)`.
@@ -432,9 +432,9 @@ pub unsafe extern "C" fn recvfrom(
     ) -> ssize_t);
     if let Some(room) = room.filter(|_| bytes >= 0) {
         // SAFETY: as above; the kernel's address is 0.
-        unsafe { *from_len = write_address(from.cast(), room, 0) };
+        unsafe { *from_len = write_netlink_address(from.cast(), room, 0) };
     }
-    refill_after_receive(fd, bytes)
+    send_pending_answers_after_receive(fd, bytes)
 }
 
 /// Replaces `recvmsg(2)`.
@@ -450,7 +450,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     let bytes = real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
     if let Some((to, room)) = name.filter(|(to, _)| bytes >= 0 && !to.is_null()) {
         // SAFETY: as above; the kernel's address is 0.
-        unsafe { (*message).msg_namelen = write_address(to, room, 0) };
+        unsafe { (*message).msg_namelen = write_netlink_address(to, room, 0) };
     }
-    refill_after_receive(fd, bytes)
+    send_pending_answers_after_receive(fd, bytes)
 }

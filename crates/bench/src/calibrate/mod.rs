@@ -224,7 +224,7 @@ impl CalibrationTarget for LocalMachine {
         let context = provider.device(self.nic.device.as_deref())?.open()?;
         let port = context.query_port(self.nic.port_num)?;
         let capabilities = context.capabilities()?;
-        let inline = capabilities.inline_bytes;
+        let inline = capabilities.max_inline_bytes;
         let inline = [inline.rc, inline.uc, inline.ud]
             .into_iter()
             .filter(|bytes| *bytes > 0)

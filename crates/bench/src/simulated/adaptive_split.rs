@@ -16,7 +16,7 @@ use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, stable_key, v
 use btree::walk_cost::TreeSize;
 use btree::{
     ClientConfig, ExecuteRequests, LoadBalancer, LocalConnector, LocalServer, PipelinedClient,
-    Router, ServerConfig, ServerRuntime,
+    Router, ServerConfig, ServerEnvironment,
 };
 use nicmodel::Profile;
 use nicmodel::profile::CorePlace;
@@ -272,11 +272,11 @@ pub fn run(profile: &Profile, setup: &AdaptiveSplitParameters) -> Result<Adaptiv
     Ok(AdaptiveSplitResult {
         points,
         phase_start_times_ms: jumps_ms,
-        checked_answers: reports.iter().map(|r| r.verified).sum(),
+        checked_answers: reports.iter().map(|r| r.checked_answers).sum(),
         redirected_requests: counts.redirected_requests.get(),
         are_values_right: reports
             .iter()
-            .all(|r| r.has_no_wrong_answers() && r.lost == 0),
+            .all(|r| r.has_no_wrong_answers() && r.unanswered_requests == 0),
     })
 }
 
@@ -323,7 +323,7 @@ fn start_server(
     };
     let config = ServerConfig {
         node_bytes: 2048,
-        keys: 8 * REAL_TREE_KEYS,
+        key_capacity: 8 * REAL_TREE_KEYS,
         workers: WORKERS_PER_SIDE,
         batch: 1,
         max_clients: setup.clients + 4,
@@ -346,7 +346,7 @@ fn start_server(
         strings: None,
     };
     let runtime =
-        ServerRuntime::simulated(setup.seed ^ u64::from(server_number)).charging_walks(shape);
+        ServerEnvironment::simulated(setup.seed ^ u64::from(server_number)).charging_walks(shape);
     let mut server = LocalServer::new(context, config, runtime)?;
     let loaded = server.service().bulk_load(0, REAL_TREE_KEYS, 1.0, |i| {
         (stable_key(i), value_of(stable_key(i), 0))
@@ -391,7 +391,7 @@ fn start_mover(
         .spawn(machine, format!("mover on the {place}"), move || {
             let mut mover = service.create_mover(move |giver| {
                 let connector = connectors[usize::from(giver)].clone();
-                PipelinedClient::connect_through(connector, &context, client_config())
+                PipelinedClient::connect_to_local_server(connector, &context, client_config())
             });
             while !run_has_ended.get() {
                 if !mover.attempt_chunk_if_due() {
@@ -420,7 +420,11 @@ fn start_controller(
         .simulation
         .spawn(machine, "controller".to_owned(), move || {
             let connect = |connector: &LocalConnector| {
-                PipelinedClient::connect_through(connector.clone(), &context, client_config())
+                PipelinedClient::connect_to_local_server(
+                    connector.clone(),
+                    &context,
+                    client_config(),
+                )
             };
             let Ok(parts) = connectors
                 .iter()
@@ -531,8 +535,9 @@ fn start_client(
     let (context, counts) = (cluster.host_contexts[machine].clone(), counts.clone());
     let (connectors, setup) = (connectors.to_vec(), setup.clone());
     let run = move |barrier: &SimulatedBarrier| -> Result<Vec<LoadReport>> {
-        let connect =
-            |connector| PipelinedClient::connect_through(connector, &context, client_config());
+        let connect = |connector| {
+            PipelinedClient::connect_to_local_server(connector, &context, client_config())
+        };
         let parts = connectors.into_iter().map(connect);
         let mut counted = CountingRouter {
             router: Router::new(parts.collect::<Result<Vec<_>, _>>()?),

@@ -17,7 +17,7 @@ use btree::walk_cost::{TreeSize, WalkCost};
 use btree::{
     AccessDesign, ByteString, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests,
     KeyOrValue, LocalConnector, LocalServer, NumberSizes, Op, PipelinedClient, RangeOwner, Router,
-    ServerConfig, ServerRuntime, StringSizes,
+    ServerConfig, ServerEnvironment, StringSizes,
 };
 use kv::load::Random;
 use nicmodel::Profile;
@@ -373,7 +373,7 @@ fn run_local_lookups_with_entries<T: KeyOrValue>(
     };
     let server = create_loaded_server(context, setup, &all, entries)?;
     let (rate, wrong) = (Rc::new(Cell::new(0.0)), Rc::new(Cell::new(false)));
-    let walk_cost = Rc::new(WalkCost::of(&all.cost_tree_size, 0));
+    let walk_cost = Rc::new(WalkCost::of_tree(&all.cost_tree_size, 0));
     for i in 0..setup.cores_per_server as u64 {
         let (rate, wrong, walk_cost) = (Rc::clone(&rate), Rc::clone(&wrong), Rc::clone(&walk_cost));
         let store = Arc::clone(server.service().store());
@@ -429,16 +429,16 @@ fn create_loaded_server<T: KeyOrValue>(
     let small = part.real_tree_size;
     let config = ServerConfig {
         node_bytes: setup.node_bytes,
-        sizes: entries.sizes(),
+        key_and_value_limits: entries.sizes(),
         // Capacity for nodes that are not full.
-        keys: small.keys * (setup.node_bytes as u64 / 16),
+        key_capacity: small.keys * (setup.node_bytes as u64 / 16),
         workers: setup.cores_per_server,
         batch: setup.max_answers_per_doorbell,
         max_clients: setup.clients,
         max_window: setup.window,
         ..ServerConfig::default()
     };
-    let runtime = ServerRuntime::simulated(setup.seed).charging_walks(part.cost_tree_size);
+    let runtime = ServerEnvironment::simulated(setup.seed).charging_walks(part.cost_tree_size);
     let server = LocalServer::new(context, config, runtime)?;
     let first = part.first_key_number;
     let entry = |i| entries.loaded_entry(first + i);
@@ -460,7 +460,7 @@ fn announce_key_ranges<T: KeyOrValue>(
                 |part: &ServerKeyRange| entries.key_of_number(stable_key(part.first_key_number));
             let range = (first_key(part), next.map(first_key));
             let owner = RangeOwner {
-                server: other,
+                server_number: other,
                 version: 0,
             };
             server
@@ -504,7 +504,7 @@ fn start_clients<T: KeyOrValue>(
     };
     let config = ClientConfig {
         access: setup.access_design,
-        cache_nodes: setup.cached_inner_nodes,
+        max_cached_nodes: setup.cached_inner_nodes,
         window: setup.window,
         batch: setup.max_requests_per_doorbell.min(setup.window),
         ..ClientConfig::default()
@@ -522,8 +522,9 @@ fn start_clients<T: KeyOrValue>(
         let delay_ns =
             Random::new(setup.seed ^ (i as u64) << 32).next_below(CLIENT_START_SPREAD_NS);
         let run = move |barrier: &SimulatedBarrier| {
-            let connect =
-                |connector| PipelinedClient::connect_through(connector, &context, config.clone());
+            let connect = |connector| {
+                PipelinedClient::connect_to_local_server(connector, &context, config.clone())
+            };
             let pipelines = connectors.into_iter().map(connect);
             let router = Router::new(pipelines.collect::<Result<Vec<_>, _>>()?);
             let mut client = CountingClient {
@@ -551,7 +552,7 @@ fn combined_result<T: KeyOrValue>(
     let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
     let stats = servers.iter().map(LocalServer::stats);
     let answered = stats.fold((0, 0), |(answers, doorbells), stats| {
-        (answers + stats.answers, doorbells + stats.doorbells)
+        (answers + stats.answer_messages, doorbells + stats.doorbells)
     });
     let operations = sum(|r| r.operations);
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
@@ -561,13 +562,13 @@ fn combined_result<T: KeyOrValue>(
         latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
         tree_levels: 0,
-        reads_per_lookup: ratio(sum(|r| r.client.reads), operations),
+        reads_per_lookup: ratio(sum(|r| r.client_stats.node_reads), operations),
         answers_per_doorbell: ratio(answered.0, answered.1),
         operations,
-        checked_answers: sum(|r| r.verified),
+        checked_answers: sum(|r| r.checked_answers),
         are_values_right: reports
             .iter()
-            .all(|r| r.has_no_wrong_answers() && r.lost == 0),
+            .all(|r| r.has_no_wrong_answers() && r.unanswered_requests == 0),
         virtual_ms: 0.0,
     })
 }

@@ -28,7 +28,7 @@ pub fn run(profile: &Profile, setup: &CollectiveParameters, seed: u64) -> Result
     let domains = cluster.host_contexts.iter().map(verbs::Context::alloc_pd);
     let domains = domains.collect::<Result<Vec<_>, _>>()?;
     let config = Config {
-        lanes: setup.qps_per_connection,
+        lane_count: setup.qps_per_connection,
         ..Config::default()
     };
     let rings = connect_local_ring(&domains, &config, setup.slice_bytes)?;

@@ -236,9 +236,9 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
         let memory = own_pd.alloc(window * RECORD_STRIDE_BYTES, Access::LOCAL_WRITE)?;
         let depth = u32::try_from(window + 1)?;
         let own_cq = context.create_cq(depth)?;
-        let qp = own_pd.qp::<verbs::Rc>(&own_cq, &own_cq);
+        let qp = own_pd.qp_builder::<verbs::Rc>(&own_cq, &own_cq);
         let qp = qp.max_send_wr(depth).max_recv_wr(1).build()?;
-        let peer = pd.qp::<verbs::Rc>(&cq, &cq);
+        let peer = pd.qp_builder::<verbs::Rc>(&cq, &cq);
         let peer = peer.max_recv_wr(1).access(access).build()?;
         let (to, from) = (peer.endpoint(), qp.endpoint());
         let qp = qp.connect(&to)?;

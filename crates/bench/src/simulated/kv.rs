@@ -140,8 +140,8 @@ impl KvParameters {
         Workload {
             keys: self.key_count(),
             value_bytes: self.value_bytes,
-            puts: self.put_share,
-            stop_and_go: self.uses_rdma_bench_loops,
+            put_fraction: self.put_share,
+            waits_for_whole_window: self.uses_rdma_bench_loops,
             ..Workload::default()
         }
     }
@@ -226,10 +226,10 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
         answers_per_doorbell: answers_per_doorbell(&read.before.1, &read.after.1),
         operations: sum(|r| r.operations),
-        checked_values: sum(|r| r.verified),
+        checked_values: sum(|r| r.checked_values),
         are_values_right: reports
             .iter()
-            .all(|r| r.all_checks_passed() && r.misses == 0 && r.lost == 0),
+            .all(|r| r.all_checks_passed() && r.misses == 0 && r.unanswered_requests == 0),
         virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
     })
 }
@@ -247,15 +247,15 @@ fn create_server(
         design: setup.design,
         workers: setup.server_cores,
         batch: setup.max_answers_per_doorbell,
-        queues: setup.ud_qps_per_worker,
+        ud_qps_per_worker: setup.ud_qps_per_worker,
         max_clients: setup.clients,
         max_window: setup.window,
-        mode: FullPolicy::Store,
-        items: usize::try_from(setup.key_count())?,
-        read_size: setup.single_read_bytes,
+        full_policy: FullPolicy::Store,
+        item_capacity: usize::try_from(setup.key_count())?,
+        neighbourhood_read_bytes: setup.single_read_bytes,
         lock_placement: setup.lock_placement,
         record_align: setup.record_align_bytes,
-        value_bytes: setup.value_bytes,
+        expected_value_bytes: setup.value_bytes,
         ..server_config_with_worker_loops(profile, setup)
     };
     let runtime = ServerRuntime::simulated(setup.seed, cost);
@@ -297,14 +297,15 @@ impl ClientToStart {
             } else {
                 setup.window.min(16)
             },
-            value_bytes: setup.value_bytes,
+            max_single_message_value_bytes: setup.value_bytes,
             ..ClientConfig::default()
         };
         let seed = setup.seed.wrapping_mul(1 << 20) + self.client_number as u64;
         let delay_ns = Random::new(seed).next_below(self.start_delay_ns_max.max(1));
         let (connector, stopper) = (server.connector(), server.connector());
         let run = move |barrier: &SimulatedBarrier| {
-            let mut pipeline = PipelinedClient::connect_through(connector, &context, config)?;
+            let mut pipeline =
+                PipelinedClient::connect_to_local_server(connector, &context, config)?;
             pipeline.use_shared_record_cache(self.known_record_locations);
             barrier.arrive_and_wait();
             let until = LoadEnd::At(verbs::time::now() + self.client_duration);
@@ -324,8 +325,8 @@ fn server_config_with_worker_loops(profile: &Profile, setup: &KvParameters) -> S
         return ours;
     }
     ServerConfig {
-        scan: RegionScan::OneEach,
-        split: profile.port.count.value as usize,
+        request_region_scan: RegionScan::OneEach,
+        answer_qps_per_batch: profile.port.count.value as usize,
         send_depth: RDMA_BENCH_SEND_DEPTH,
         ..ours
     }

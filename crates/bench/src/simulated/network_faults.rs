@@ -38,5 +38,5 @@ pub(super) fn add_fault_counts_and_write_sums(counts: &[RuleCounts]) {
         sum.matched += more.matched;
         sum.struck += more.struck;
     }
-    file.write_all(sums.iter().copied());
+    file.write_all_counts(sums.iter().copied());
 }

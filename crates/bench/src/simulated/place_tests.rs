@@ -43,8 +43,13 @@ fn read_word_through(
         at(from).create_cq(1).expect("a CQ"),
         at(through).create_cq(1).expect("a CQ"),
     );
-    let qp = here.qp::<verbs::Rc>(&cq, &cq).max_send_wr(1).build();
-    let peer = there.qp::<verbs::Rc>(&there_cq, &there_cq).access(access);
+    let qp = here
+        .qp_builder::<verbs::Rc>(&cq, &cq)
+        .max_send_wr(1)
+        .build();
+    let peer = there
+        .qp_builder::<verbs::Rc>(&there_cq, &there_cq)
+        .access(access);
     let (qp, peer) = (qp.expect("a QP"), peer.build().expect("a QP"));
     let (here_end, there_end) = (qp.endpoint(), peer.endpoint());
     let qp = qp.connect(&there_end).expect("it connects");

@@ -103,12 +103,12 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
             cluster.host_contexts[0].create_cq(depth)?,
             there.create_cq(1)?,
         );
-        let qp = pd.qp::<verbs::Rc>(&cq, &cq);
+        let qp = pd.qp_builder::<verbs::Rc>(&cq, &cq);
         let qp = qp.max_send_wr(depth).max_recv_wr(1);
         let qp = qp
             .max_inline_data_if_supported(u32::try_from(PAYLOAD_BYTES)?)
             .build()?;
-        let peer = there_pd.qp::<verbs::Rc>(&there_cq, &there_cq);
+        let peer = there_pd.qp_builder::<verbs::Rc>(&there_cq, &there_cq);
         let peer = peer.max_recv_wr(1).access(access).build()?;
         let (to, from) = (peer.endpoint(), qp.endpoint());
         let results = pd.alloc(PAYLOAD_BYTES, Access::LOCAL_WRITE)?;

@@ -60,12 +60,13 @@ impl<T: KeyOrValue> Client<T> {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn connect_through(
+    pub fn connect_to_local_server(
         connector: service::LocalConnector<RendezvousProtocol>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        PipelinedClient::connect_through(connector, context, config).map(Self::from_pipeline)
+        PipelinedClient::connect_to_local_server(connector, context, config)
+            .map(Self::from_pipeline)
     }
 
     fn from_pipeline(pipeline: PipelinedClient<T>) -> Self {
@@ -99,7 +100,7 @@ impl<T: KeyOrValue> Client<T> {
                     }
                     Answer::Moved(moved) => Err(ClientError::Moved {
                         first_key: moved.first_key.to_string(),
-                        server: moved.owner.server,
+                        server: moved.owner.server_number,
                     }),
                     Answer::HandoverStepDone { .. } | Answer::HandoverStepRefused => {
                         Err(ClientError::NoAnswerInTime)

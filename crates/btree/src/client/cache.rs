@@ -23,7 +23,7 @@ impl<T: KeyOrValue> NodeCache<T> {
             node_shape,
             cached_node_numbers: vec![0; nodes].into(),
             // The system provides this memory on first use.
-            cached_node_words: vec![0; nodes * node_shape.words],
+            cached_node_words: vec![0; nodes * node_shape.words_per_node],
             roots_with_levels: vec![None; trees],
         }
     }
@@ -55,10 +55,10 @@ impl<T: KeyOrValue> NodeCache<T> {
         let place = self
             .slot_if_cache_enabled(number)
             .filter(|p| self.cached_node_numbers[*p] == number)?;
-        let start = place * self.node_shape.words;
+        let start = place * self.node_shape.words_per_node;
         Some(Node(
-            &self.cached_node_words[start..start + self.node_shape.words],
-            self.node_shape.sizes,
+            &self.cached_node_words[start..start + self.node_shape.words_per_node],
+            self.node_shape.key_and_value_limits,
         ))
     }
 
@@ -68,8 +68,8 @@ impl<T: KeyOrValue> NodeCache<T> {
             return;
         };
         self.cached_node_numbers[place] = number;
-        let start = place * self.node_shape.words;
-        let into = &mut self.cached_node_words[start..start + self.node_shape.words];
+        let start = place * self.node_shape.words_per_node;
+        let into = &mut self.cached_node_words[start..start + self.node_shape.words_per_node];
         for (i, word) in into.iter_mut().enumerate() {
             *word = node.0.word(i);
         }

@@ -23,7 +23,7 @@ pub(super) struct SessionOpener {
     port: PortAndGidIndex,
     context: Context,
     pd: ProtectionDomain,
-    target: ServerLocation<RendezvousProtocol>,
+    server_location: ServerLocation<RendezvousProtocol>,
     /// The name of the session.
     session_id: u64,
 }
@@ -35,7 +35,7 @@ pub(super) struct OpenSession<T: KeyOrValue> {
     pub(super) connection: ClientSession,
     pub(super) server_incarnation: u64,
     pub(super) tree_count: usize,
-    pub(super) sizes: T::Sizes,
+    pub(super) key_and_value_limits: T::Sizes,
 }
 
 /// The client's queue pairs before the server has answered.
@@ -66,7 +66,7 @@ impl SessionOpener {
                 .map_err(ConnectError::from)?,
             pd: context.alloc_pd()?,
             context: context.clone(),
-            target,
+            server_location: target,
             session_id: service::random::from_system(),
             config,
         })
@@ -82,7 +82,7 @@ impl SessionOpener {
         &self,
         until: Instant,
     ) -> Result<OpenSession<T>, ClientError> {
-        let target = &self.target;
+        let target = &self.server_location;
         target.retry_until(until, || self.open(), ClientError::is_permanent)
     }
 
@@ -90,7 +90,7 @@ impl SessionOpener {
         let patience = self.config.request_timeout().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
-            .target
+            .server_location
             .open_session(window, patience, |offer| self.prepare_hello::<T>(offer));
         let (mut prepared, accepted, connection) = opened?;
         let (server, trees, sizes) = (
@@ -101,10 +101,10 @@ impl SessionOpener {
         let walker = match prepared.read_qp.take() {
             None => None,
             Some(reads) => {
-                let memory = accepted.memory;
+                let memory = accepted.remote_nodes;
                 let memory = memory
                     .ok_or_else(|| ClientError::permanent_refusal("its answer lacks its memory"))?;
-                let cache = (self.config.cache_nodes, trees);
+                let cache = (self.config.max_cached_nodes, trees);
                 Some(WalkingClient::new(
                     reads,
                     &memory,
@@ -119,7 +119,7 @@ impl SessionOpener {
             connection,
             server_incarnation: server,
             tree_count: trees,
-            sizes,
+            key_and_value_limits: sizes,
         })
     }
 
@@ -128,14 +128,14 @@ impl SessionOpener {
         &self,
         offer: &ServerOffer,
     ) -> Result<(PreparedSession<T>, Hello), ClientError> {
-        let sizes =
-            T::Sizes::from_strings(offer.strings).ok_or(ClientError::OtherKeys(offer.strings))?;
+        let sizes = T::Sizes::from_strings(offer.string_limits)
+            .ok_or(ClientError::OtherKeyType(offer.string_limits))?;
         check_string_sizes::<T>(offer.node_bytes, sizes).map_err(ClientError::permanent_refusal)?;
         if !(1..=64).contains(&offer.workers) || offer.trees == 0 {
             let reason = format!("it has {} workers", offer.workers);
             return Err(ClientError::permanent_refusal(reason));
         }
-        if self.config.access != AccessDesign::Rpc && !offer.reads {
+        if self.config.access != AccessDesign::Rpc && !offer.allows_reads {
             return Err(ClientError::permanent_refusal(format!(
                 "its device lets nobody READ, which --access {} needs",
                 self.config.access
@@ -144,14 +144,15 @@ impl SessionOpener {
         AccessDesign::Rpc
             .check(self.context.capabilities()?)
             .map_err(ConnectError::from)?;
-        let port = self.answer_port_config(offer.max_answer.min(wire::max_answer_bytes::<T>()));
-        let payload = offer.layout.max_payload_bytes;
+        let port = self
+            .ud_port_config_for_answers(offer.max_answer_bytes.min(wire::max_answer_bytes::<T>()));
+        let payload = offer.request_region_layout.max_payload_bytes;
         let lanes = (0..offer.workers)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
         let (window, batch) = (self.config.window, self.config.batch);
         // A change posts two WRITEs and an atomic.
-        let work_requests = if offer.writes { 3 } else { 1 };
+        let work_requests = if offer.allows_writes { 3 } else { 1 };
         let reads = (self.config.access != AccessDesign::Rpc)
             .then(|| {
                 one_sided::PreparedOneSidedQueue::new(
@@ -169,11 +170,11 @@ impl SessionOpener {
         });
         let hello = Hello {
             version: RendezvousProtocol::VERSION,
-            session: self.session_id,
+            session_id: self.session_id,
             window,
-            answer: port.max_recv_payload_bytes,
+            max_answer_bytes: port.max_recv_payload_bytes,
             lanes: ends.collect(),
-            rc: reads
+            read_qp: reads
                 .as_ref()
                 .map(one_sided::PreparedOneSidedQueue::endpoint),
         };
@@ -183,7 +184,7 @@ impl SessionOpener {
             node_bytes: offer.node_bytes,
             recv_depth: port.recv_depth,
             max_answer_bytes: port.max_recv_payload_bytes,
-            server_incarnation: offer.server,
+            server_incarnation: offer.incarnation,
             tree_count: offer.trees,
             sizes,
         };
@@ -191,7 +192,7 @@ impl SessionOpener {
     }
 
     /// Returns the UD configuration for receiving answers.
-    fn answer_port_config(&self, max_answer: usize) -> BufferedUdQpConfig {
+    fn ud_port_config_for_answers(&self, max_answer: usize) -> BufferedUdQpConfig {
         // Long SCANs have several outstanding messages.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
@@ -218,7 +219,11 @@ impl SessionOpener {
         let sizes = prepared.sizes;
         let lanes = prepared.lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {
-            let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
+            let client = client.connect(
+                &lane.server_uc_qp,
+                lane.request_slots,
+                lane.request_region_layout,
+            )?;
             Ok::<_, ClientError>(Lane::new(client, self.config.batch, span, of, sizes))
         });
         lanes.collect()

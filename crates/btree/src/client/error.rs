@@ -35,14 +35,14 @@ pub enum ClientError {
         server: u16,
     },
     /// The server's keys and values are of the other type: byte strings with these sizes, or numbers.
-    #[error("{}", other_keys(*.0))]
-    OtherKeys(Option<StringSizes>),
+    #[error("{}", other_key_type_message(*.0))]
+    OtherKeyType(Option<StringSizes>),
     /// Servers that share their keys have different limits of keys and values.
     #[error(
         "servers that share their keys need equal sizes of keys and values: one has {} and {} bytes, another {} and {}",
         .0.key_bytes, .0.value_bytes, .1.key_bytes, .1.value_bytes
     )]
-    SizesDiffer(StringSizes, StringSizes),
+    KeyOrValueLimitsDiffer(StringSizes, StringSizes),
     /// A key or a value is longer than the server's trees allow.
     #[error("{0}; the limits are the server's --key-size and --value-size")]
     TooLong(TooLongError),
@@ -63,7 +63,7 @@ impl From<TooLongError> for ClientError {
     }
 }
 
-fn other_keys(strings: Option<StringSizes>) -> String {
+fn other_key_type_message(strings: Option<StringSizes>) -> String {
     match strings {
         None => "the server's keys and values are numbers, and this client's are byte strings"
             .to_owned(),

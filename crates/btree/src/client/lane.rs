@@ -90,7 +90,7 @@ impl Lane {
                 let messages = left.div_ceil(self.scan_entries_per_message).max(1);
                 u32::try_from(messages).map_or(MAX_SCAN_MESSAGES, |m| m.min(MAX_SCAN_MESSAGES))
             }
-            Op::ReadServerLoad => wire::load_report_messages::<T>(),
+            Op::ReadServerLoad => wire::max_load_report_messages::<T>(),
             _ => 1,
         }
     }
@@ -167,13 +167,13 @@ impl Lane {
         self.unreserved_recvs -= messages;
         self.unsent_requests += 1;
         if self.unsent_requests >= self.requests_per_doorbell {
-            return self.flush();
+            return self.send_prepared_requests();
         }
         Ok(())
     }
 
     #[inline]
-    fn flush(&mut self) -> Result<(), RpcError> {
+    fn send_prepared_requests(&mut self) -> Result<(), RpcError> {
         self.unsent_requests = 0;
         self.doorbells += 1;
         self.client.post_prepared_requests()
@@ -192,7 +192,7 @@ impl Lane {
             return Err(e);
         }
         if self.unsent_requests > 0 {
-            self.flush()?;
+            self.send_prepared_requests()?;
         }
         let Self {
             client,
@@ -211,7 +211,7 @@ impl Lane {
                 .filter(|_| number == r.imm)
                 .zip(wire::Answer::decode(&message[..n]))
             else {
-                stats.discarded += 1;
+                stats.discarded_answers += 1;
                 return;
             };
             if matches!(pending.op, Op::Scan { .. } | Op::ReadServerLoad)
@@ -295,7 +295,7 @@ mod tests {
             first_entry_number,
             total_entries: 2,
             value_or_next_key: 0,
-            entry_bytes,
+            encoded_entries: entry_bytes,
         };
         let entry = |number: u64| [number, 10 * number].map(u64::to_le_bytes).concat();
         let bytes = [1, 2, 3, 4].map(entry);

@@ -18,7 +18,9 @@ use super::walker::{AwaitedCompletion, WalkOutcome, WalkingClient};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::node::LEVEL_FLAGS_COUNT_INDEX;
-use crate::node::{CHECKSUM_WORD, NextStep, Node, VERSION_WORD, encode_level_flags_count};
+use crate::node::{
+    CHECKSUM_WORD_INDEX, NextStep, Node, VERSION_WORD_INDEX, encode_level_flags_count,
+};
 use crate::node_words::NodeWords;
 use crate::tree::{PutCondition, redo};
 use crate::wire::Op;
@@ -37,7 +39,10 @@ enum ChangePlan {
 }
 
 /// Returns the effect of a change on this leaf, which may be locked by any client.
-fn plan<W: NodeWords + ?Sized, T: KeyOrValue>(leaf: Node<'_, W, T>, op: &Op<T>) -> ChangePlan {
+fn plan_leaf_change<W: NodeWords + ?Sized, T: KeyOrValue>(
+    leaf: Node<'_, W, T>,
+    op: &Op<T>,
+) -> ChangePlan {
     if !leaf.keys_may_change() {
         return ChangePlan::AskServer;
     }
@@ -47,7 +52,7 @@ fn plan<W: NodeWords + ?Sized, T: KeyOrValue>(leaf: Node<'_, W, T>, op: &Op<T>) 
             (PutCondition::Absent, true) | (PutCondition::Present, false) => {
                 ChangePlan::NoChange { found }
             }
-            (_, false) if leaf.entry_count() >= leaf.capacity() => ChangePlan::AskServer,
+            (_, false) if leaf.entry_count() >= leaf.entry_capacity() => ChangePlan::AskServer,
             _ => ChangePlan::ChangeLeaf { found },
         },
         Op::Delete { .. } if !found => ChangePlan::NoChange { found },
@@ -63,11 +68,11 @@ fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<
     let header = words[LEVEL_FLAGS_COUNT_INDEX] & !0xffff;
     let move_entries = |words: &mut [u64], from: usize, to: usize| {
         words.copy_within(
-            shape.key_index(from)..shape.key_index(count),
-            shape.key_index(to),
+            shape.key_word_index(from)..shape.key_word_index(count),
+            shape.key_word_index(to),
         );
-        let values = shape.payload_index(0, from)..shape.payload_index(0, count);
-        words.copy_within(values, shape.payload_index(0, to));
+        let values = shape.payload_word_index(0, from)..shape.payload_word_index(0, count);
+        words.copy_within(values, shape.payload_word_index(0, to));
     };
     let set = |words: &mut [u64], index: usize, contents: T, slot_words: usize| {
         for (i, word) in words[index..index + slot_words].iter_mut().enumerate() {
@@ -78,18 +83,18 @@ fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<
         (Op::Put { value, .. }, Ok(place)) => {
             set(
                 words,
-                shape.payload_index(0, place),
+                shape.payload_word_index(0, place),
                 value,
                 sizes.value_words(),
             );
             count
         }
-        (Op::Put { key, value, .. }, Err(place)) if count < shape.capacity(0) => {
+        (Op::Put { key, value, .. }, Err(place)) if count < shape.entry_capacity(0) => {
             move_entries(words, place, place + 1);
-            set(words, shape.key_index(place), key, sizes.key_words());
+            set(words, shape.key_word_index(place), key, sizes.key_words());
             set(
                 words,
-                shape.payload_index(0, place),
+                shape.payload_word_index(0, place),
                 value,
                 sizes.value_words(),
             );
@@ -102,8 +107,8 @@ fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<
         _ => count,
     };
     words[LEVEL_FLAGS_COUNT_INDEX] = header | encode_level_flags_count(0, 0, count);
-    words[VERSION_WORD] = words[VERSION_WORD].wrapping_add(1);
-    words[CHECKSUM_WORD] = Node::<_, T>(&*words, sizes).checksum_of_words();
+    words[VERSION_WORD_INDEX] = words[VERSION_WORD_INDEX].wrapping_add(1);
+    words[CHECKSUM_WORD_INDEX] = Node::<_, T>(&*words, sizes).checksum_of_words();
 }
 
 impl<T: KeyOrValue> WalkingClient<T> {
@@ -120,7 +125,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
     fn remote_memory_from_node_word(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
         let node = self.walks[slot as usize].current_node;
         let at = node.checked_mul(self.node_bytes as u64)?;
-        self.nodes.starting_at(at + 8 * word as u64)
+        self.remote_node_memory.starting_at(at + 8 * word as u64)
     }
 
     /// Processes the intact leaf of a change.
@@ -129,8 +134,10 @@ impl<T: KeyOrValue> WalkingClient<T> {
         pending: &RequestSlot<T>,
         slot: u32,
     ) -> Result<Option<WalkOutcome<T>>, RpcError> {
-        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        match plan(Node(words, self.sizes), &pending.op) {
+        let words = self
+            .one_sided_queue
+            .buffer_words(slot, 0, self.node_bytes / 8)?;
+        match plan_leaf_change(Node(words, self.key_and_value_limits), &pending.op) {
             ChangePlan::NoChange { found } => {
                 return Ok(Some(WalkOutcome::Answer(Answer::Changed { found })));
             }
@@ -148,22 +155,22 @@ impl<T: KeyOrValue> WalkingClient<T> {
         };
         self.last_lock_acquisition_number = self.last_lock_acquisition_number.wrapping_add(1);
         let word = lock_word(
-            writes.owner,
+            writes.lock_owner,
             writes.lease_ms,
             self.last_lock_acquisition_number,
         );
         let walk = &mut self.walks[slot as usize];
         (walk.awaited_completion, walk.held_lock_word) = (AwaitedCompletion::LockAndRead, word);
-        self.queue.flush_unless_postlist_has_room(2);
+        self.one_sided_queue.flush_unless_postlist_has_room(2);
         let (result, lock) = (
             (slot, self.atomic_result_offset()),
             self.remote_memory_from_node_word(slot, 0),
         );
-        self.queue
+        self.one_sided_queue
             .prepare_compare_and_swap(result, lock, (0, word), false)?;
         let bytes = self.node_bytes;
         let from = self.remote_memory_from_node_word(slot, 0);
-        self.queue.prepare_read((slot, 0), bytes, from)
+        self.one_sided_queue.prepare_read((slot, 0), bytes, from)
     }
 
     /// Prepares the unlock of the leaf. Its completion also covers the work requests prepared before.
@@ -171,12 +178,12 @@ impl<T: KeyOrValue> WalkingClient<T> {
         let walk = &mut self.walks[slot as usize];
         walk.awaited_completion = then;
         let word = walk.held_lock_word;
-        self.queue.flush_unless_postlist_has_room(1);
+        self.one_sided_queue.flush_unless_postlist_has_room(1);
         let (result, lock) = (
             (slot, self.atomic_result_offset()),
             self.remote_memory_from_node_word(slot, 0),
         );
-        self.queue
+        self.one_sided_queue
             .prepare_compare_and_swap(result, lock, (word, 0), true)
     }
 
@@ -214,8 +221,12 @@ impl<T: KeyOrValue> WalkingClient<T> {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Result<Option<WalkOutcome<T>>, RpcError> {
-        if self.queue.buffer_word(slot, self.atomic_result_offset())? != 0 {
-            stats.contended += 1;
+        if self
+            .one_sided_queue
+            .buffer_word(slot, self.atomic_result_offset())?
+            != 0
+        {
+            stats.failed_lock_attempts += 1;
             let lease = self
                 .write_parameters
                 .map_or(0, |writes| u64::from(writes.lease_ms));
@@ -228,17 +239,19 @@ impl<T: KeyOrValue> WalkingClient<T> {
                 .push((slot, time::now_ns() + LOCK_RETRY_DELAY_NS));
             return Ok(None);
         }
-        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        let leaf = Node(words, self.sizes);
+        let words = self
+            .one_sided_queue
+            .buffer_words(slot, 0, self.node_bytes / 8)?;
+        let leaf = Node(words, self.key_and_value_limits);
         if !leaf.has_valid_checksum()
             || leaf.next_walk_step(&pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
         {
             // The leaf was split or merged before the lock was acquired.
-            stats.stale += 1;
+            stats.walks_at_wrong_node += 1;
             self.prepare_unlock(slot, AwaitedCompletion::UnlockAndRestart)?;
             return Ok(None);
         }
-        let found = match plan(leaf, &pending.op) {
+        let found = match plan_leaf_change(leaf, &pending.op) {
             ChangePlan::NoChange { found } => {
                 self.prepare_unlock(slot, AwaitedCompletion::UnlockAndComplete { found })?;
                 return Ok(None);
@@ -268,28 +281,29 @@ impl<T: KeyOrValue> WalkingClient<T> {
         };
         let mut entry = vec![0; node_words + 2];
         // The leaf begins at word 1 of the entry, so word 1 of the leaf is word 2 of the entry.
-        let leaf = &mut entry[redo::BODY_WORD_INDEX - 1..=node_words];
+        let leaf = &mut entry[redo::FIRST_NODE_WORD_INDEX - 1..=node_words];
         for (to, from) in leaf
             .iter_mut()
-            .zip(self.queue.buffer_words(slot, 0, node_words)?)
+            .zip(self.one_sided_queue.buffer_words(slot, 0, node_words)?)
         {
             *to = from.load(std::sync::atomic::Ordering::Relaxed);
         }
-        apply_op_to_words(leaf, self.sizes, op);
+        apply_op_to_words(leaf, self.key_and_value_limits, op);
         redo::write_node_number_lock_and_checksum(&mut entry, node, word);
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let at = self.redo_entry_offset();
-        self.queue.flush_unless_postlist_has_room(3);
-        self.queue.write_buffer(slot, at, &bytes)?;
+        self.one_sided_queue.flush_unless_postlist_has_room(3);
+        self.one_sided_queue.write_buffer(slot, at, &bytes)?;
         let place = u64::from(slot) * bytes.len() as u64;
         let redo_entry = self
             .write_parameters
-            .and_then(|writes| writes.redo.starting_at(place));
-        self.queue
+            .and_then(|writes| writes.redo_entries.starting_at(place));
+        self.one_sided_queue
             .prepare_write((slot, at), bytes.len(), redo_entry)?;
-        let body = (slot, at + 8 * redo::BODY_WORD_INDEX);
-        let to = self.remote_memory_from_node_word(slot, VERSION_WORD);
-        self.queue.prepare_write(body, self.node_bytes - 8, to)?;
+        let body = (slot, at + 8 * redo::FIRST_NODE_WORD_INDEX);
+        let to = self.remote_memory_from_node_word(slot, VERSION_WORD_INDEX);
+        self.one_sided_queue
+            .prepare_write(body, self.node_bytes - 8, to)?;
         self.prepare_unlock(slot, AwaitedCompletion::WriteAndUnlock { found })
     }
 
@@ -305,7 +319,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
             self.slots_and_lock_retry_times_ns.swap_remove(i);
             if let Some(pending) = pending.get(slot as usize) {
                 let begun = self.start_walk_at_root(slot, pending.tree);
-                self.queue.record_error(begun);
+                self.one_sided_queue.record_error(begun);
             }
         }
     }
@@ -325,7 +339,7 @@ mod tests {
     fn server() -> Server {
         let config = ServerConfig {
             remote_writes: true,
-            lease_ms: 50,
+            lock_lease_ms: 50,
             ..ServerConfig::default()
         };
         Server::start(config).expect("starts")
@@ -349,7 +363,7 @@ mod tests {
         let wait = |walker: &WalkingClient<u64>| {
             let mut wcs = WcBuffer::<1>::new();
             while walker
-                .queue
+                .one_sided_queue
                 .cq()
                 .poll(&mut wcs)
                 .expect("polls")
@@ -359,11 +373,11 @@ mod tests {
         };
         walker.walks[0].current_node = root;
         walker.prepare_lock_and_read(0).expect("prepared");
-        walker.queue.flush().expect("posted");
+        walker.one_sided_queue.flush().expect("posted");
         wait(walker);
         assert_eq!(
             walker
-                .queue
+                .one_sided_queue
                 .buffer_word(0, walker.atomic_result_offset())
                 .expect("inside"),
             0
@@ -377,7 +391,7 @@ mod tests {
             .prepare_change_writes_and_unlock(0, &put, true)
             .expect("prepared");
         walker
-            .queue
+            .one_sided_queue
             .post_first_and_drop_rest(posted)
             .expect("posted");
         if posted == 3 {
@@ -385,10 +399,10 @@ mod tests {
         }
         // The unsignaled work requests are executed before this READ, in order.
         walker
-            .queue
+            .one_sided_queue
             .prepare_read((1, 0), 8, walker.remote_memory_from_node_word(0, 0))
             .expect("prepared");
-        walker.queue.flush().expect("posted");
+        walker.one_sided_queue.flush().expect("posted");
         wait(walker);
         pipeline
     }
@@ -430,7 +444,7 @@ mod tests {
             // The recorded change is finished before this one is made.
             assert!(other.put(0, 6, 60).is_ok_and(|found| !found), "{access}");
             assert_eq!(other.get(0, 5).expect("answered"), Some(51));
-            assert_eq!(server.stats().expelled, 1);
+            assert_eq!(server.stats().expelled_clients, 1);
             drop(stopped);
         }
     }
@@ -443,7 +457,7 @@ mod tests {
         ) {
             let mut words = vec![0u64; 64];
             words[LEVEL_FLAGS_COUNT_INDEX] = crate::node::FLAG_LAST_OF_LEVEL;
-            words[CHECKSUM_WORD] = Node::<_, u64>(&words[..], NumberSizes).checksum_of_words();
+            words[CHECKSUM_WORD_INDEX] = Node::<_, u64>(&words[..], NumberSizes).checksum_of_words();
             let mut model = BTreeMap::new();
             for (key, value, put) in steps {
                 let op = if put {
@@ -451,7 +465,7 @@ mod tests {
                 } else {
                     Op::Delete { key }
                 };
-                let found = match plan(Node::<_, u64>(&words[..], NumberSizes), &op) {
+                let found = match plan_leaf_change(Node::<_, u64>(&words[..], NumberSizes), &op) {
                     ChangePlan::AskServer => continue,
                     ChangePlan::NoChange { found } => found,
                     ChangePlan::ChangeLeaf { found } => {

@@ -9,7 +9,7 @@ use rpc::one_sided::RequestSteps;
 use service::{ClientSession, ConnectError, ServerLocation};
 use verbs::{Context, Waiter, time};
 
-use super::choice::AccessChooser;
+use super::access_chooser::AccessChooser;
 use super::connect::{OpenSession, SessionOpener};
 use super::error::ClientError;
 use super::lane::{CompleteAnswer, Lane};
@@ -50,7 +50,7 @@ pub struct PipelinedClient<T: KeyOrValue = u64> {
     server_incarnation: u64,
     tree_count: usize,
     /// The server's limits of keys and values.
-    sizes: T::Sizes,
+    key_and_value_limits: T::Sizes,
     lanes: Vec<Lane>,
     /// The client's READ path, if it has one.
     walker: Option<WalkingClient<T>>,
@@ -93,7 +93,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn connect_through(
+    pub fn connect_to_local_server(
         connector: service::LocalConnector<RendezvousProtocol>,
         context: &Context,
         config: ClientConfig,
@@ -111,7 +111,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
         let mut pipeline = Self {
             server_incarnation: 0,
             tree_count: 0,
-            sizes: T::Sizes::default(),
+            key_and_value_limits: T::Sizes::default(),
             lanes: Vec::new(),
             walker: None,
             access_chooser: AccessChooser::new(opener.config.access, u64::from(window)),
@@ -157,17 +157,19 @@ impl<T: KeyOrValue> PipelinedClient<T> {
     }
 
     /// Returns the server's limits of keys and values.
-    pub fn sizes(&self) -> T::Sizes {
-        self.sizes
+    pub fn key_and_value_limits(&self) -> T::Sizes {
+        self.key_and_value_limits
     }
 
     /// Checks that the server has these limits of keys and values, as all servers that share keys must.
     ///
     /// # Errors
-    /// [`ClientError::SizesDiffer`].
-    pub fn check_sizes(&self, sizes: T::Sizes) -> Result<(), ClientError> {
-        match (self.sizes.of_strings(), sizes.of_strings()) {
-            (Some(own), Some(other)) if own != other => Err(ClientError::SizesDiffer(own, other)),
+    /// [`ClientError::KeyOrValueLimitsDiffer`].
+    pub fn check_key_and_value_limits(&self, sizes: T::Sizes) -> Result<(), ClientError> {
+        match (self.key_and_value_limits.of_strings(), sizes.of_strings()) {
+            (Some(own), Some(other)) if own != other => {
+                Err(ClientError::KeyOrValueLimitsDiffer(own, other))
+            }
             _ => Ok(()),
         }
     }
@@ -193,7 +195,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
             let trees = self.tree_count;
             return Err(ClientError::NoTree { tree, trees });
         }
-        op.check_lengths(self.sizes)?;
+        op.check_lengths(self.key_and_value_limits)?;
         let Some(&slot) = self.free_slots.last() else {
             return Ok(false);
         };
@@ -228,7 +230,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
         pending.submitted_at = self.last_clock_reading;
         self.next_submission_number += 1;
         if by_reads && let Some(walker) = &mut self.walker {
-            self.stats.by_reads += 1;
+            self.stats.requests_begun_by_reads += 1;
             walker.begin_request_walk(slot, tree, op);
             return Ok(true);
         }
@@ -337,7 +339,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
                 choice.record_latency(&pending.op, false, now.duration_since(pending.submitted_at));
                 each(pending.completion(answer, *now));
             });
-            self.stats.busy += busy;
+            self.stats.requests_resent_after_busy_node += busy;
             match polled {
                 Ok(0) => {}
                 Ok(_) => {
@@ -404,7 +406,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
                 });
                 pending.is_outstanding = false;
             });
-        self.stats.asked += asked;
+        self.stats.requests_passed_to_server += asked;
         received
     }
 
@@ -479,7 +481,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
                 pending.entries.truncate(pending.earlier_entry_count);
                 pending.received_entry_count = 0;
                 pending.uses_reads = false;
-                self.stats.retries += 1;
+                self.stats.resent_requests += 1;
                 self.resend_queue.push_back(slot);
                 continue;
             }
@@ -488,7 +490,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
             lost += 1;
             each(pending.completion(Answer::NoAnswerInTime, self.last_clock_reading));
         }
-        self.stats.lost += lost as u64;
+        self.stats.unanswered_requests += lost as u64;
         if connected.is_err() {
             self.disconnect();
             self.opener.renew_session_id();
@@ -514,7 +516,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
             connection,
             server_incarnation: server,
             tree_count: trees,
-            sizes,
+            key_and_value_limits: sizes,
         } = self.opener.open_until(until)?;
         if !before.is_empty() && before.len() != lanes.len() {
             return Err(ClientError::permanent_refusal(
@@ -522,7 +524,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
             ));
         }
         (self.lanes, self.walker, self.connection) = (lanes, walker, Some(connection));
-        (self.tree_count, self.sizes) = (trees, sizes);
+        (self.tree_count, self.key_and_value_limits) = (trees, sizes);
         // A restarted server knows no earlier changes, so the numbers can continue there too.
         self.server_incarnation = server;
         for (lane, seq) in self.lanes.iter_mut().zip(before) {

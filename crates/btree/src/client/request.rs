@@ -55,43 +55,53 @@ pub struct Completion<'a, T: KeyOrValue = u64> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ClientStats {
     /// Requests that were sent again over new queue pairs.
-    pub retries: u64,
+    #[serde(rename = "retries")]
+    pub resent_requests: u64,
     /// Number of reconnects.
     pub reconnects: u64,
     /// Requests that got no answer before their deadline.
-    pub lost: u64,
+    #[serde(rename = "lost")]
+    pub unanswered_requests: u64,
     /// Answers that belong to no outstanding request.
-    pub discarded: u64,
+    #[serde(rename = "discarded")]
+    pub discarded_answers: u64,
     /// Requests that found a node locked for too long, or frozen, and were sent again.
-    pub busy: u64,
+    #[serde(rename = "busy")]
+    pub requests_resent_after_busy_node: u64,
     /// READs of nodes.
-    pub reads: u64,
+    #[serde(rename = "reads")]
+    pub node_reads: u64,
     /// Nodes that changed while they were READ, and were READ again.
-    pub torn: u64,
+    #[serde(rename = "torn")]
+    pub torn_node_reads: u64,
     /// Walks that reached a wrong node: they went right or restarted.
-    pub stale: u64,
+    #[serde(rename = "stale")]
+    pub walks_at_wrong_node: u64,
     /// Requests that READs could not decide and that the server executed.
-    pub asked: u64,
+    #[serde(rename = "asked")]
+    pub requests_passed_to_server: u64,
     /// Requests that the client began with READs.
-    pub by_reads: u64,
+    #[serde(rename = "by_reads")]
+    pub requests_begun_by_reads: u64,
     /// Lock attempts that found the lock taken.
-    pub contended: u64,
+    #[serde(rename = "contended")]
+    pub failed_lock_attempts: u64,
 }
 
 impl ClientStats {
     /// Adds the counters of another client.
     pub fn add(&mut self, other: &Self) {
-        self.retries += other.retries;
+        self.resent_requests += other.resent_requests;
         self.reconnects += other.reconnects;
-        self.lost += other.lost;
-        self.discarded += other.discarded;
-        self.busy += other.busy;
-        self.reads += other.reads;
-        self.torn += other.torn;
-        self.stale += other.stale;
-        self.asked += other.asked;
-        self.by_reads += other.by_reads;
-        self.contended += other.contended;
+        self.unanswered_requests += other.unanswered_requests;
+        self.discarded_answers += other.discarded_answers;
+        self.requests_resent_after_busy_node += other.requests_resent_after_busy_node;
+        self.node_reads += other.node_reads;
+        self.torn_node_reads += other.torn_node_reads;
+        self.walks_at_wrong_node += other.walks_at_wrong_node;
+        self.requests_passed_to_server += other.requests_passed_to_server;
+        self.requests_begun_by_reads += other.requests_begun_by_reads;
+        self.failed_lock_attempts += other.failed_lock_attempts;
     }
 }
 

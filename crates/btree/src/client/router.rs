@@ -6,9 +6,9 @@ use std::time::Instant;
 use verbs::time;
 
 use super::error::ClientError;
+use super::execute_requests::ExecuteRequests;
 use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats, Completion};
-use super::requests::ExecuteRequests;
 use crate::key_or_value::KeyOrValue;
 use crate::tree::{MovedRange, RangeOwner};
 use crate::wire::Op;
@@ -138,7 +138,7 @@ impl<T: KeyOrValue> Router<T> {
 
     /// Returns the number of the server that owns a key, as far as known.
     pub fn server_of(&self, key: T) -> usize {
-        usize::from(self.owners.owner(key).server).min(self.servers.len() - 1)
+        usize::from(self.owners.owner(key).server_number).min(self.servers.len() - 1)
     }
 
     /// Submits a request to the server that owns its key. Returns false if that pipeline has no room.
@@ -147,7 +147,7 @@ impl<T: KeyOrValue> Router<T> {
             return Ok(true);
         };
         let owner = self.owners.owner(routed.op.key());
-        let server = usize::from(owner.server).min(self.servers.len() - 1);
+        let server = usize::from(owner.server_number).min(self.servers.len() - 1);
         let (tree, op) = (routed.tree, routed.op);
         self.servers[server].submit(tree, &op, slot.into())
     }
@@ -354,7 +354,10 @@ mod tests {
     use super::*;
 
     fn moved(from: u64, end: Option<u64>, server: u16, version: u64) -> MovedRange {
-        let owner = RangeOwner { server, version };
+        let owner = RangeOwner {
+            server_number: server,
+            version,
+        };
         MovedRange {
             first_key: from,
             end_key: end,
@@ -365,8 +368,9 @@ mod tests {
     #[test]
     fn what_is_said_of_a_later_handover_stays() {
         let mut table = OwnerTable::new();
-        let servers =
-            |table: &OwnerTable<u64>, keys: [u64; 4]| keys.map(|key| table.owner(key).server);
+        let servers = |table: &OwnerTable<u64>, keys: [u64; 4]| {
+            keys.map(|key| table.owner(key).server_number)
+        };
         table.record_owner_if_newer(&moved(100, None, 1, 0));
         assert_eq!(servers(&table, [0, 99, 100, u64::MAX]), [0, 0, 1, 1]);
         table.record_owner_if_newer(&moved(100, Some(200), 0, 3));

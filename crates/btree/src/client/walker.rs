@@ -12,10 +12,10 @@ use verbs::RemoteMemory;
 use super::cache::NodeCache;
 use super::request::{Answer, ClientStats, RequestSlot};
 use crate::key_or_value::KeyOrValue;
-use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeShape, SIBLING_WORD};
+use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeShape, SIBLING_WORD_INDEX};
 use crate::node_words::NodeWords;
 use crate::rendezvous::{LeafWriteParameters, RemoteNodes};
-use crate::tree::{FIRST_ROOT_WORD, MAX_TREES, decode_root, redo};
+use crate::tree::{FIRST_ROOT_WORD_INDEX, MAX_TREES, decode_root, redo};
 use crate::walk_cost;
 use crate::wire::Op;
 
@@ -23,7 +23,7 @@ use crate::wire::Op;
 const MAX_READS_PER_WALK: u8 = 40;
 
 /// Largest number of steps to the right among cached nodes, before the next node is READ.
-const MAX_RIGHT_STEPS: u32 = 16;
+const MAX_CACHED_RIGHT_STEPS: u32 = 16;
 
 /// The result of a walk.
 pub(super) enum WalkOutcome<T: KeyOrValue> {
@@ -74,10 +74,10 @@ pub(super) struct WalkState<T: KeyOrValue> {
 /// The queue pair, buffers and state of a walking client.
 #[derive(Debug)]
 pub(super) struct WalkingClient<T: KeyOrValue> {
-    pub(super) queue: OneSidedQueue,
-    pub(super) nodes: RemoteMemory,
+    pub(super) one_sided_queue: OneSidedQueue,
+    pub(super) remote_node_memory: RemoteMemory,
     pub(super) node_bytes: usize,
-    pub(super) sizes: T::Sizes,
+    pub(super) key_and_value_limits: T::Sizes,
     /// The parameters for changing leaves, if the client may change them.
     pub(super) write_parameters: Option<LeafWriteParameters>,
     /// The number of the last lock acquisition.
@@ -104,33 +104,33 @@ impl<T: KeyOrValue> WalkingClient<T> {
             return Err(RpcError::Config(what));
         }
         let window = prepared.window();
-        let entry = redo::entry_bytes(node_bytes / 8);
+        let entry = redo::redo_entry_bytes(node_bytes / 8);
         if memory
-            .writes
-            .is_some_and(|w| w.redo.len < (window * entry) as u64)
+            .write_parameters
+            .is_some_and(|w| w.redo_entries.len < (window * entry) as u64)
         {
             let what = "the server has less room for redo entries than the window needs";
             return Err(RpcError::Config(what.to_owned()));
         }
-        let room = match memory.writes {
+        let room = match memory.write_parameters {
             None => node_bytes,
             // The buffer holds the node, the result of an atomic and a redo entry.
             Some(_) => node_bytes + 8 + entry,
         };
         Ok(Self {
             walks: vec![WalkState::default(); window].into(),
-            queue: prepared.connect(&memory.endpoint, room.next_multiple_of(64))?,
-            nodes: memory.nodes,
+            one_sided_queue: prepared.connect(&memory.server_rc_qp, room.next_multiple_of(64))?,
+            remote_node_memory: memory.nodes,
             node_bytes,
-            sizes,
-            write_parameters: memory.writes,
+            key_and_value_limits: sizes,
+            write_parameters: memory.write_parameters,
             last_lock_acquisition_number: 0,
             slots_and_lock_retry_times_ns: Vec::new(),
             cache: NodeCache::new(
                 cache_nodes,
                 NodeShape {
-                    words: node_bytes / 8,
-                    sizes,
+                    words_per_node: node_bytes / 8,
+                    key_and_value_limits: sizes,
                 },
                 trees,
             ),
@@ -140,7 +140,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
 
     /// Returns the number of doorbells so far.
     pub(super) fn doorbells(&self) -> u64 {
-        self.queue.posted_doorbells()
+        self.one_sided_queue.posted_doorbells()
     }
 
     /// Returns true if this client changes leaves itself.
@@ -165,7 +165,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
         walk.awaited_completion = AwaitedCompletion::Read;
         walk.entries.clear();
         let begun = self.start_walk_at_root(slot, tree);
-        self.queue.record_error(begun);
+        self.one_sided_queue.record_error(begun);
     }
 
     /// Starts a walk at the root.
@@ -198,7 +198,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
             let Some(cached) = self
                 .cache
                 .get(node)
-                .filter(|_| right_steps < MAX_RIGHT_STEPS)
+                .filter(|_| right_steps < MAX_CACHED_RIGHT_STEPS)
             else {
                 break;
             };
@@ -240,13 +240,13 @@ impl<T: KeyOrValue> WalkingClient<T> {
         walk.awaited_completion = AwaitedCompletion::Read;
         walk.reads_so_far = walk.reads_so_far.saturating_add(1);
         let bytes = match walk.current_node {
-            0 => 8 * (FIRST_ROOT_WORD + MAX_TREES),
+            0 => 8 * (FIRST_ROOT_WORD_INDEX + MAX_TREES),
             _ => self.node_bytes,
         };
         let at = walk.current_node.checked_mul(self.node_bytes as u64);
-        let from = at.and_then(|at| self.nodes.starting_at(at));
+        let from = at.and_then(|at| self.remote_node_memory.starting_at(at));
         let from = from.filter(|from| from.len >= bytes as u64);
-        self.queue.prepare_read((slot, 0), bytes, from)
+        self.one_sided_queue.prepare_read((slot, 0), bytes, from)
     }
 
     /// Restarts a walk at a root that is READ again.
@@ -270,8 +270,10 @@ impl<T: KeyOrValue> WalkingClient<T> {
         pending: &RequestSlot<T>,
         slot: u32,
     ) -> Result<Option<WalkOutcome<T>>, RpcError> {
-        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        let leaf = Node::<_, T>(words, self.sizes);
+        let words = self
+            .one_sided_queue
+            .buffer_words(slot, 0, self.node_bytes / 8)?;
+        let leaf = Node::<_, T>(words, self.key_and_value_limits);
         if leaf.is_owned_elsewhere() {
             // The server's answer tells who owns the keys.
             return Ok(Some(WalkOutcome::AskServer));
@@ -304,7 +306,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
         let next = leaf
             .key_upper_bound()
             .filter(|next| end.is_none_or(|end| *next < end));
-        let sibling = words.word(SIBLING_WORD);
+        let sibling = words.word(SIBLING_WORD_INDEX);
         let Some(next) = next else {
             let entries = std::mem::take(&mut walk.entries);
             return Ok(Some(WalkOutcome::Entries(entries, None)));
@@ -329,7 +331,7 @@ impl<T: KeyOrValue> RequestSteps for WalkingClient<T> {
 
     #[inline]
     fn queue(&mut self) -> &mut OneSidedQueue {
-        &mut self.queue
+        &mut self.one_sided_queue
     }
 
     #[inline]
@@ -344,7 +346,7 @@ impl<T: KeyOrValue> RequestSteps for WalkingClient<T> {
         if step != AwaitedCompletion::Read {
             return self.process_step_completion(pending, slot, stats, step);
         }
-        stats.reads += 1;
+        stats.node_reads += 1;
         let tree = pending.tree;
         let (node, level, parent, key, reads) = {
             let walk = &self.walks[slot as usize];
@@ -358,8 +360,8 @@ impl<T: KeyOrValue> RequestSteps for WalkingClient<T> {
         };
         if node == 0 {
             let word = self
-                .queue
-                .buffer_word(slot, 8 * (FIRST_ROOT_WORD + usize::from(tree)))?;
+                .one_sided_queue
+                .buffer_word(slot, 8 * (FIRST_ROOT_WORD_INDEX + usize::from(tree)))?;
             let root = decode_root(word);
             if root.0 == 0 {
                 return Ok(Some(WalkOutcome::AskServer));
@@ -372,10 +374,12 @@ impl<T: KeyOrValue> RequestSteps for WalkingClient<T> {
             return Ok(Some(WalkOutcome::AskServer));
         }
         walk_cost::charge_search_of_read_node(self.node_bytes);
-        let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        let arrived = Node::<_, T>(words, self.sizes);
+        let words = self
+            .one_sided_queue
+            .buffer_words(slot, 0, self.node_bytes / 8)?;
+        let arrived = Node::<_, T>(words, self.key_and_value_limits);
         if !arrived.has_valid_checksum() {
-            stats.torn += 1;
+            stats.torn_node_reads += 1;
             self.prepare_node_read(slot)?;
             return Ok(None);
         }
@@ -389,13 +393,13 @@ impl<T: KeyOrValue> RequestSteps for WalkingClient<T> {
                 Ok(None)
             }
             NextStep::Sibling(right) => {
-                stats.stale += 1;
+                stats.walks_at_wrong_node += 1;
                 self.drop_cached_parent(tree, parent);
                 self.descend_through_cache_and_read(slot, tree, (right, level), 0)?;
                 Ok(None)
             }
             NextStep::Restart => {
-                stats.stale += 1;
+                stats.walks_at_wrong_node += 1;
                 self.drop_cached_parent(tree, parent);
                 self.restart_at_reread_root(slot, tree)
             }

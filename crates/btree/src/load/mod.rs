@@ -41,7 +41,7 @@ pub fn value_of(key: u64, stamp: u32) -> u64 {
 
 /// Returns true if [`value_of`] can have made this value for this key.
 #[inline]
-pub fn belongs_to_key(key: u64, value: u64) -> bool {
+pub fn value_belongs_to_key(key: u64, value: u64) -> bool {
     #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
     let stamp = value as u32;
     value_of(key, stamp) == value
@@ -57,19 +57,25 @@ pub struct Workload {
     /// The distribution of the keys.
     pub popularity: Popularity,
     /// Fraction of updates of stable keys, 0 to 1.
-    pub updates: f64,
+    #[serde(rename = "updates")]
+    pub update_fraction: f64,
     /// Fraction of inserts of own keys and deletes of present ones, 0 to 1.
-    pub inserts: f64,
+    #[serde(rename = "inserts")]
+    pub insert_fraction: f64,
     /// Fraction of lookups of own keys, 0 to 1.
-    pub own_lookups: f64,
+    #[serde(rename = "own_lookups")]
+    pub own_lookup_fraction: f64,
     /// Fraction of SCANs, 0 to 1.
-    pub scans: f64,
-    /// Number of entries of a SCAN, or its maximum if `scans_vary`.
+    #[serde(rename = "scans")]
+    pub scan_fraction: f64,
+    /// Number of entries of a SCAN, or its maximum if `has_random_scan_lengths`.
     pub scan_length: u32,
     /// True if each SCAN's length is random, from 1 to `scan_length`.
-    pub scans_vary: bool,
+    #[serde(rename = "scans_vary")]
+    pub has_random_scan_lengths: bool,
     /// Fraction of read-modify-writes, 0 to 1: a lookup of a stable key, and then its update.
-    pub read_updates: f64,
+    #[serde(rename = "read_updates")]
+    pub read_update_fraction: f64,
 }
 
 impl Default for Workload {
@@ -78,13 +84,13 @@ impl Default for Workload {
             tree: 0,
             keys: 1 << 20,
             popularity: Popularity::Uniform,
-            updates: 0.0,
-            inserts: 0.0,
-            own_lookups: 0.0,
-            scans: 0.0,
+            update_fraction: 0.0,
+            insert_fraction: 0.0,
+            own_lookup_fraction: 0.0,
+            scan_fraction: 0.0,
             scan_length: 100,
-            scans_vary: false,
-            read_updates: 0.0,
+            has_random_scan_lengths: false,
+            read_update_fraction: 0.0,
         }
     }
 }
@@ -135,28 +141,28 @@ impl Workload {
         };
         match letter {
             Ycsb::A => Self {
-                updates: 0.5,
+                update_fraction: 0.5,
                 ..plain
             },
             Ycsb::B => Self {
-                updates: 0.05,
+                update_fraction: 0.05,
                 ..plain
             },
             Ycsb::C => plain,
             Ycsb::D => Self {
-                inserts: 0.05,
-                own_lookups: 0.95,
+                insert_fraction: 0.05,
+                own_lookup_fraction: 0.95,
                 ..plain
             },
             Ycsb::E => Self {
-                inserts: 0.05,
-                scans: 0.95,
+                insert_fraction: 0.05,
+                scan_fraction: 0.95,
                 scan_length: 100,
-                scans_vary: true,
+                has_random_scan_lengths: true,
                 ..plain
             },
             Ycsb::F => Self {
-                read_updates: 0.5,
+                read_update_fraction: 0.5,
                 ..plain
             },
         }
@@ -169,7 +175,8 @@ pub struct LoadReport {
     /// Duration in seconds.
     pub seconds: f64,
     /// Operations per second.
-    pub rate: f64,
+    #[serde(rename = "rate")]
+    pub operations_per_s: f64,
     /// Number of operations that were answered.
     pub operations: u64,
     /// Lookups among them.
@@ -179,27 +186,34 @@ pub struct LoadReport {
     /// SCANs among them.
     pub scans: u64,
     /// Entries that SCANs returned.
-    pub scanned: u64,
+    #[serde(rename = "scanned")]
+    pub scanned_entries: u64,
     /// Answers that were checked.
-    pub verified: u64,
+    #[serde(rename = "verified")]
+    pub checked_answers: u64,
     /// Answers with the value of another key, or of another kind than requested.
     pub wrong_values: u64,
     /// Keys that were not found although they must exist.
-    pub missing: u64,
+    #[serde(rename = "missing")]
+    pub missing_keys: u64,
     /// Keys that were found although they were deleted.
-    pub ghosts: u64,
+    #[serde(rename = "ghosts")]
+    pub deleted_keys_found: u64,
     /// SCANs out of order, with a gap, or with a key twice.
     pub wrong_scans: u64,
     /// Changes that were refused because the store was full.
-    pub full: u64,
+    #[serde(rename = "full")]
+    pub changes_refused_as_full: u64,
     /// Requests without an answer.
-    pub lost: u64,
+    #[serde(rename = "lost")]
+    pub unanswered_requests: u64,
     /// Latency from the submission of a request until its answer was seen.
     pub latency: LatencySummary,
     /// Doorbells for requests.
     pub doorbells: u64,
     /// The client's own statistics, such as retries.
-    pub client: ClientStats,
+    #[serde(rename = "client")]
+    pub client_stats: ClientStats,
 }
 
 impl LoadReport {
@@ -210,7 +224,7 @@ impl LoadReport {
 
     /// Returns the number of wrong answers.
     pub fn wrong_answers(&self) -> u64 {
-        self.wrong_values + self.missing + self.ghosts + self.wrong_scans
+        self.wrong_values + self.missing_keys + self.deleted_keys_found + self.wrong_scans
     }
 }
 
@@ -223,9 +237,9 @@ mod tests {
         for key in (0..1000).map(stable_key) {
             let value = value_of(key, 77);
             assert!(
-                belongs_to_key(key, value)
-                    && !belongs_to_key(key + 1, value)
-                    && !belongs_to_key(key, value ^ 1 << 40)
+                value_belongs_to_key(key, value)
+                    && !value_belongs_to_key(key + 1, value)
+                    && !value_belongs_to_key(key, value ^ 1 << 40)
             );
         }
     }
@@ -233,7 +247,7 @@ mod tests {
     #[test]
     fn workloads_of_ycsb_are_known_by_their_letters() {
         let e = Workload::default().ycsb("e".parse().expect("known"));
-        assert!(e.scans > 0.9 && e.scans_vary);
+        assert!(e.scan_fraction > 0.9 && e.has_random_scan_lengths);
         assert!("x".parse::<Ycsb>().is_err());
     }
 }

@@ -7,7 +7,9 @@ use service::random::Random;
 use service::workload::KeyGenerator;
 use verbs::time;
 
-use super::{LoadReport, MAX_OWN_KEY_CLIENTS, Workload, belongs_to_key, stable_key, value_of};
+use super::{
+    LoadReport, MAX_OWN_KEY_CLIENTS, Workload, stable_key, value_belongs_to_key, value_of,
+};
 use crate::{Answer, ClientError, ExecuteRequests, LatencySummary, Op, PutCondition};
 
 /// The end of a load.
@@ -37,13 +39,13 @@ struct OwnKey {
     presence: Presence,
     /// Counts the submitted changes of the key, modulo 2^15. A lookup is checked only if this count is the same at its
     /// submission and at its completion.
-    changes: u16,
+    submitted_change_count: u16,
 }
 
 impl OwnKey {
     const NEVER_INSERTED: Self = Self {
         presence: Presence::Absent,
-        changes: 0,
+        submitted_change_count: 0,
     };
 
     /// Returns the kind of a lookup of the key, or `None` if its presence is unknown.
@@ -53,13 +55,13 @@ impl OwnKey {
             Presence::Present => true,
             Presence::Unknown => return None,
         };
-        let changes = self.changes;
+        let changes = self.submitted_change_count;
         Some(RequestKind::OwnLookup { present, changes })
     }
 
     fn begin_change(&mut self) {
         self.presence = Presence::Unknown;
-        self.changes = (self.changes + 1) & 0x7fff;
+        self.submitted_change_count = (self.submitted_change_count + 1) & 0x7fff;
     }
 }
 
@@ -129,7 +131,7 @@ struct OperationChoiceBounds {
 }
 
 impl OperationChoiceBounds {
-    fn of(w: &Workload) -> Self {
+    fn of_workload(w: &Workload) -> Self {
         let mut sum = 0.0;
         let mut next = |share: f64| {
             sum += share.clamp(0.0, 1.0);
@@ -142,18 +144,18 @@ impl OperationChoiceBounds {
             bound
         };
         Self {
-            update_bound: next(w.updates),
-            insert_bound: next(w.inserts),
-            own_lookup_bound: next(w.own_lookups),
-            scan_bound: next(w.scans),
-            read_update_bound: next(w.read_updates),
+            update_bound: next(w.update_fraction),
+            insert_bound: next(w.insert_fraction),
+            own_lookup_bound: next(w.own_lookup_fraction),
+            scan_bound: next(w.scan_fraction),
+            read_update_bound: next(w.read_update_fraction),
         }
     }
 }
 
 struct LoadRun<'w> {
     workload: &'w Workload,
-    chooser: KeyGenerator,
+    key_generator: KeyGenerator,
     bounds: OperationChoiceBounds,
     /// Offset of this client's own keys from the stable keys.
     own_key_offset: u64,
@@ -161,7 +163,7 @@ struct LoadRun<'w> {
     /// The number of the own key that was inserted or deleted last.
     last_changed_own_key: u64,
     last_stamp: u32,
-    length_random: Random,
+    scan_length_random: Random,
     /// Numbers of the keys that were read by a read-modify-write and are not yet updated.
     keys_awaiting_update: Vec<u64>,
     latency_ns: Histogram<u64>,
@@ -234,17 +236,17 @@ pub fn run(
 
 impl<'w> LoadRun<'w> {
     fn new(workload: &'w Workload, seed: u64) -> Self {
-        let has_own = workload.inserts > 0.0;
+        let has_own = workload.insert_fraction > 0.0;
         let own = if has_own { workload.keys } else { 0 };
         Self {
             workload,
-            chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
-            bounds: OperationChoiceBounds::of(workload),
+            key_generator: KeyGenerator::new(workload.keys, workload.popularity, seed),
+            bounds: OperationChoiceBounds::of_workload(workload),
             own_key_offset: 1 + seed % MAX_OWN_KEY_CLIENTS,
             own_keys: vec![OwnKey::NEVER_INSERTED; usize::try_from(own).unwrap_or(0)],
             last_changed_own_key: 0,
             last_stamp: u32::try_from(seed & 0xff).unwrap_or(0) << 24,
-            length_random: Random::new(seed ^ 0x5ca1ab1e),
+            scan_length_random: Random::new(seed ^ 0x5ca1ab1e),
             keys_awaiting_update: Vec::new(),
             latency_ns: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
@@ -260,8 +262,8 @@ impl<'w> LoadRun<'w> {
         if requests.outstanding() + self.keys_awaiting_update.len() >= requests.window() {
             return Ok(false);
         }
-        let dice = self.chooser.draw_u32_as_u64();
-        let i = self.chooser.next(self.last_changed_own_key);
+        let dice = self.key_generator.draw_u32_as_u64();
+        let i = self.key_generator.next(self.last_changed_own_key);
         let tree = self.workload.tree;
         let (lookup, kind) = (Op::Get { key: stable_key(i) }, RequestKind::Lookup);
         if dice < self.bounds.update_bound {
@@ -281,8 +283,8 @@ impl<'w> LoadRun<'w> {
             }
         } else if dice < self.bounds.scan_bound {
             let most = self.workload.scan_length.clamp(1, u16::MAX.into());
-            let limit = if self.workload.scans_vary {
-                1 + self.length_random.next_below(most.into())
+            let limit = if self.workload.has_random_scan_lengths {
+                1 + self.scan_length_random.next_below(most.into())
             } else {
                 most.into()
             };
@@ -415,10 +417,10 @@ impl<'w> LoadRun<'w> {
         let seconds = time::now().duration_since(started).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
-        (self.report.seconds, self.report.rate) = (seconds, rate);
+        (self.report.seconds, self.report.operations_per_s) = (seconds, rate);
         self.report.latency = LatencySummary::from_histogram(&self.latency_ns);
         self.report.doorbells = requests.doorbells();
-        self.report.client = requests.stats();
+        self.report.client_stats = requests.stats();
         self.report
     }
 }
@@ -434,17 +436,17 @@ fn check_answer(
     answer: Answer<'_>,
 ) {
     let mut value_is_right = |value: u64, key: u64| {
-        report.wrong_values += u64::from(!belongs_to_key(key, value));
+        report.wrong_values += u64::from(!value_belongs_to_key(key, value));
     };
     let place = usize::try_from(i).unwrap_or(usize::MAX);
     match (kind, answer) {
         (RequestKind::Lookup | RequestKind::ReadUpdate, Answer::Value(value)) => {
             match value {
                 Some(value) => value_is_right(value, stable_key(i)),
-                None => report.missing += 1,
+                None => report.missing_keys += 1,
             }
             report.lookups += 1;
-            report.verified += 1;
+            report.checked_answers += 1;
         }
         (RequestKind::OwnLookup { present, .. }, Answer::Value(value)) => {
             if let Some(value) = value {
@@ -453,9 +455,9 @@ fn check_answer(
             // A change that was requested meanwhile may have been executed first; then the answer is not checked. The
             // key may have been deleted and inserted again since, so its presence alone does not show that.
             if own.get(place).and_then(|own| own.lookup_kind()) == Some(kind) {
-                report.missing += u64::from(present && value.is_none());
-                report.ghosts += u64::from(!present && value.is_some());
-                report.verified += 1;
+                report.missing_keys += u64::from(present && value.is_none());
+                report.deleted_keys_found += u64::from(!present && value.is_some());
+                report.checked_answers += 1;
             }
             report.lookups += 1;
         }
@@ -463,9 +465,9 @@ fn check_answer(
         (RequestKind::Insert | RequestKind::Delete, Answer::Changed { found }) => {
             let inserted = kind == RequestKind::Insert;
             // An inserted key must have been absent, and a deleted key present.
-            report.ghosts += u64::from(inserted && found);
-            report.missing += u64::from(!inserted && !found);
-            report.verified += 1;
+            report.deleted_keys_found += u64::from(inserted && found);
+            report.missing_keys += u64::from(!inserted && !found);
+            report.checked_answers += 1;
             report.changes += 1;
             if let Some(own) = own.get_mut(place) {
                 own.presence = if inserted {
@@ -477,20 +479,20 @@ fn check_answer(
         }
         (RequestKind::Scan { limit }, Answer::Entries { entries, next }) => {
             report.scans += 1;
-            report.scanned += entries.len() as u64;
-            report.verified += 1;
+            report.scanned_entries += entries.len() as u64;
+            report.checked_answers += 1;
             if !scan_is_right(i, limit, entries, next) {
                 report.wrong_scans += 1;
             }
         }
         (RequestKind::Insert, Answer::StoreFull) => {
-            report.full += 1;
+            report.changes_refused_as_full += 1;
             if let Some(own) = own.get_mut(place) {
                 own.presence = Presence::Absent;
             }
         }
-        (_, Answer::StoreFull) => report.full += 1,
-        (_, Answer::NoAnswerInTime) => report.lost += 1,
+        (_, Answer::StoreFull) => report.changes_refused_as_full += 1,
+        (_, Answer::NoAnswerInTime) => report.unanswered_requests += 1,
         // The answer is of another kind than the request.
         _ => report.wrong_values += 1,
     }
@@ -511,7 +513,7 @@ fn scan_is_right(i: u64, limit: u16, entries: &[(u64, u64)], next: Option<u64>) 
         } else {
             key > stable_key(i) && key / super::STABLE_KEY_DISTANCE == stable - 1
         };
-        ascends && expected && belongs_to_key(key, value)
+        ascends && expected && value_belongs_to_key(key, value)
     });
     let begins = entries
         .first()
@@ -586,7 +588,7 @@ mod tests {
         let mut report = LoadReport::default();
         let present = OwnKey {
             presence: Presence::Present,
-            changes: 1,
+            submitted_change_count: 1,
         };
         let mut own = [OwnKey::NEVER_INSERTED, present];
         let mut check_answer =
@@ -600,7 +602,11 @@ mod tests {
             Answer::Value(Some(value_of(stable_key(2), 1))),
         );
         assert_eq!(
-            (report.ghosts, report.missing, report.wrong_values),
+            (
+                report.deleted_keys_found,
+                report.missing_keys,
+                report.wrong_values
+            ),
             (1, 2, 1)
         );
     }
@@ -611,7 +617,7 @@ mod tests {
         let mut report = LoadReport::default();
         let mut own = [OwnKey {
             presence: Presence::Present,
-            changes: 0x7fff,
+            submitted_change_count: 0x7fff,
         }];
         let late = own[0].lookup_kind().expect("its presence is known");
         for kind in [RequestKind::Delete, RequestKind::Insert] {

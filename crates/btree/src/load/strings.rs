@@ -30,25 +30,25 @@ impl NumberStrings {
 
     /// Returns the key for a number.
     pub fn key(self, number: u64) -> ByteString {
-        string_of(number, self.0.key_bytes)
+        encode_number_as_string(number, self.0.key_bytes)
     }
 
     /// Returns the value for a number.
     pub fn value(self, number: u64) -> ByteString {
-        string_of(number, self.0.value_bytes)
+        encode_number_as_string(number, self.0.value_bytes)
     }
 
     /// Returns the number of a key. A damaged key gives an arbitrary number.
     pub fn key_number(self, key: &ByteString) -> u64 {
-        number_of(key, self.0.key_bytes)
+        decode_number_of_string(key, self.0.key_bytes)
     }
 
     /// Returns the number of a value. A damaged value gives an arbitrary number.
     fn value_number(self, value: &ByteString) -> u64 {
-        number_of(value, self.0.value_bytes)
+        decode_number_of_string(value, self.0.value_bytes)
     }
 
-    fn op(self, op: &Op) -> Op<ByteString> {
+    fn op_with_byte_strings(self, op: &Op) -> Op<ByteString> {
         let end_key = |end: Option<u64>| end.map(|end| self.key(end));
         match *op {
             Op::Get { key } => Op::Get { key: self.key(key) },
@@ -73,7 +73,7 @@ impl NumberStrings {
     }
 }
 
-fn string_of(number: u64, length: usize) -> ByteString {
+fn encode_number_as_string(number: u64, length: usize) -> ByteString {
     let mut word = number;
     ByteString::from_words(length, |i| {
         if i > 0 {
@@ -83,10 +83,10 @@ fn string_of(number: u64, length: usize) -> ByteString {
     })
 }
 
-fn number_of(string: &ByteString, length: usize) -> u64 {
+fn decode_number_of_string(string: &ByteString, length: usize) -> u64 {
     // Word 0 of a slot is the length.
     let number = string.slot_word(1);
-    match *string == string_of(number, length) {
+    match *string == encode_number_as_string(number, length) {
         true => number,
         // Any other number: none of the checks expects it.
         false => mix_bits(!number),
@@ -119,7 +119,8 @@ impl<C> NumberedClient<C> {
 
 impl<C: ExecuteRequests<ByteString>> ExecuteRequests for NumberedClient<C> {
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
-        self.client.submit(tree, &self.strings.op(op), token)
+        self.client
+            .submit(tree, &self.strings.op_with_byte_strings(op), token)
     }
 
     fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
@@ -191,15 +192,15 @@ mod tests {
         fn strings_keep_order_and_number_and_damage_is_detected(
             a: u64, b: u64, length in 8usize..=256, at in 0usize..256, bit in 0u32..8,
         ) {
-            let [x, y] = [a, b].map(|number| string_of(number, length));
+            let [x, y] = [a, b].map(|number| encode_number_as_string(number, length));
             prop_assert_eq!((x.cmp(&y), x.len()), (a.cmp(&b), length));
-            prop_assert_eq!(number_of(&x, length), a);
+            prop_assert_eq!(decode_number_of_string(&x, length), a);
             let mut damaged = x.to_vec();
             damaged[at % length] ^= 1 << bit;
             let damaged = ByteString::new(&damaged).expect("as long");
-            prop_assert_ne!(number_of(&damaged, length), a);
+            prop_assert_ne!(decode_number_of_string(&damaged, length), a);
             let shorter = ByteString::new(&x.to_vec()[..length - 1]).expect("shorter");
-            prop_assert_ne!(number_of(&shorter, length), a);
+            prop_assert_ne!(decode_number_of_string(&shorter, length), a);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The server: its objects on a device, and its clients' connections.
 
-mod handover;
+mod handovers_and_load_meter;
 mod mover;
 mod worker;
 
@@ -32,7 +32,7 @@ use crate::report::ServerStats;
 use crate::tree::{RangeOwner, Refusal, Store, redo};
 use crate::walk_cost::{TreeSize, WalkCost};
 use crate::wire;
-use handover::Handovers;
+use handovers_and_load_meter::Handovers;
 pub use mover::RangeMover;
 use worker::{Command, PendingConnection, UnstartedWorker, WorkerShared};
 
@@ -51,7 +51,7 @@ pub struct BtreeService<T: KeyOrValue = u64> {
     /// A random number that differs in every run.
     incarnation: u64,
     layout: RequestRegionLayout,
-    max_answer_bytes: usize,
+    request_region_layout: usize,
     /// True if the device supports clients' READs.
     supports_client_reads: bool,
     workers: Vec<Arc<WorkerShared>>,
@@ -60,7 +60,7 @@ pub struct BtreeService<T: KeyOrValue = u64> {
 
 /// The server's dependence on its surroundings: randomness, threads and simulated cost.
 #[derive(Debug, Clone, Copy)]
-pub struct ServerRuntime {
+pub struct ServerEnvironment {
     /// The server's identity; a fixed value makes every run of a simulation the same.
     incarnation: u64,
     /// True if the server may start threads of its own.
@@ -69,7 +69,7 @@ pub struct ServerRuntime {
     tree_size_for_charged_walks: Option<TreeSize>,
 }
 
-impl Default for ServerRuntime {
+impl Default for ServerEnvironment {
     fn default() -> Self {
         Self {
             incarnation: service::random::from_system(),
@@ -79,7 +79,7 @@ impl Default for ServerRuntime {
     }
 }
 
-impl ServerRuntime {
+impl ServerEnvironment {
     /// A runtime of simulated cores in virtual time: the same seed gives the same run. Requests and walks cost no
     /// time.
     pub fn simulated(seed: u64) -> Self {
@@ -105,17 +105,21 @@ impl ServerRuntime {
 #[derive(Debug)]
 pub struct Session<T: KeyOrValue> {
     btree: Arc<BtreeService<T>>,
-    slot: Arc<ClientSlot>,
+    client_slot: Arc<ClientSlot>,
     /// The queue pair that answers the client's READs, if the client may not WRITE.
     _client_read_qp: Option<QueuePair<Rc>>,
 }
 
 impl<T: KeyOrValue> Drop for Session<T> {
     fn drop(&mut self) {
-        let Self { btree, slot, .. } = self;
+        let Self {
+            btree,
+            client_slot: slot,
+            ..
+        } = self;
         btree.lock_recovery.revoke_and_remove_client(slot.index());
         for worker in &btree.workers {
-            worker.mailbox.send(Command::Remove(Arc::clone(slot)));
+            worker.mailbox.send(Command::RemoveClient(Arc::clone(slot)));
         }
     }
 }
@@ -123,7 +127,7 @@ impl<T: KeyOrValue> Drop for Session<T> {
 impl<T: KeyOrValue> Service for BtreeService<T> {
     type Protocol = RendezvousProtocol;
     type Config = ServerConfig<T>;
-    type Environment = ServerRuntime;
+    type Environment = ServerEnvironment;
     type Worker = UnstartedWorker<T>;
     type WorkerError = RpcError;
     type Session = Session<T>;
@@ -132,23 +136,23 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
     fn new(
         context: &Context,
         config: ServerConfig<T>,
-        runtime: ServerRuntime,
+        runtime: ServerEnvironment,
     ) -> Result<(Arc<Self>, Vec<UnstartedWorker<T>>), ServerError> {
         let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
-        check_messages_fit(mtu, config.sizes)?;
+        check_messages_fit(mtu, config.key_and_value_limits)?;
         let size = (config.trees, config.node_capacity());
         let store = Store::new(
             &pd,
-            (config.node_bytes, config.sizes),
+            (config.node_bytes, config.key_and_value_limits),
             size,
             Rights::REMOTE_READ,
         )
         .map_err(|e| {
             ServerError::service_failed(format!(
                 "{e}: no memory for {} keys; lower --keys",
-                config.keys
+                config.key_capacity
             ))
         })?;
         let store = Arc::new(match config.remote_writes {
@@ -160,26 +164,26 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             }
             false => store,
         });
-        let lease = Duration::from_millis(config.lease_ms.into());
+        let lease = Duration::from_millis(config.lock_lease_ms.into());
         let tables = vec![Arc::clone(&store)];
         let lock_recovery = Arc::new(LockRecovery::new(tables, lease, runtime.may_start_threads));
         let layout = RequestRegionLayout {
             slots_per_client: u32::try_from(config.max_window.next_power_of_two())
                 .unwrap_or(u32::MAX),
-            max_payload_bytes: u32::try_from(wire::max_request_bytes(config.sizes))
+            max_payload_bytes: u32::try_from(wire::max_request_bytes(config.key_and_value_limits))
                 .unwrap_or(u32::MAX),
         };
-        let ud = answer_port_config(port, mtu, config.sizes);
+        let ud = ud_port_config_for_answers(port, mtu, config.key_and_value_limits);
         let doorbells = BatchPolicy {
             max_batch: config.batch,
-            answer_qps: config.queues,
+            answer_qps: config.ud_qps_per_worker,
             ..BatchPolicy::default()
         };
         let handovers = Arc::new(Handovers::default());
         assign_ranges_of_others(&store, &config)?;
         let walk_cost = runtime.tree_size_for_charged_walks.as_ref();
-        let walk_cost =
-            walk_cost.map(|shape| Arc::new(WalkCost::of(shape, worker::INTERLEAVED_WALK_STEPS)));
+        let walk_cost = walk_cost
+            .map(|shape| Arc::new(WalkCost::of_tree(shape, worker::INTERLEAVED_WALK_STEPS)));
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
@@ -207,7 +211,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             handovers,
             incarnation: runtime.incarnation,
             layout,
-            max_answer_bytes: mtu,
+            request_region_layout: mtu,
             supports_client_reads: AccessDesign::Read.check(context.capabilities()?).is_ok(),
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
             free_client_slots: FreeSlots::new(config.max_clients),
@@ -224,26 +228,27 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         ServerOffer {
             protocol: RendezvousProtocol::NAME.to_owned(),
             version: RendezvousProtocol::VERSION,
-            server: self.incarnation,
+            incarnation: self.incarnation,
             max_window: self.config.max_window,
             workers: self.workers.len(),
             trees: self.config.trees,
             node_bytes: self.config.node_bytes,
-            strings: self.config.sizes.of_strings(),
-            max_answer: self.max_answer_bytes,
-            layout: self.layout,
-            reads: self.supports_client_reads,
-            writes: self.config.remote_writes,
+            string_limits: self.config.key_and_value_limits.of_strings(),
+            max_answer_bytes: self.request_region_layout,
+            request_region_layout: self.layout,
+            allows_reads: self.supports_client_reads,
+            allows_writes: self.config.remote_writes,
         }
     }
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session<T>), ClientRefusal> {
-        let answers = wire::min_message_bytes(self.config.sizes)..=self.max_answer_bytes;
-        if hello.lanes.len() != self.workers.len() || !answers.contains(&hello.answer) {
+        let answers =
+            wire::min_message_bytes(self.config.key_and_value_limits)..=self.request_region_layout;
+        if hello.lanes.len() != self.workers.len() || !answers.contains(&hello.max_answer_bytes) {
             return Err(ClientRefusal::permanent(format!(
                 "queue pairs for {} workers and messages of {} bytes: this server has {} workers and sends messages of {} to {} bytes",
                 hello.lanes.len(),
-                hello.answer,
+                hello.max_answer_bytes,
                 self.workers.len(),
                 answers.start(),
                 answers.end()
@@ -255,14 +260,14 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         })?;
         let mut session = Session {
             btree: Arc::clone(self),
-            slot: Arc::new(slot),
+            client_slot: Arc::new(slot),
             _client_read_qp: None,
         };
-        let lanes = self.connect_lanes(hello, &session.slot)?;
-        let memory = match hello.rc.filter(|_| self.supports_client_reads) {
+        let lanes = self.connect_lanes(hello, &session.client_slot)?;
+        let memory = match hello.read_qp.filter(|_| self.supports_client_reads) {
             None => None,
             Some(peer) if self.config.remote_writes => {
-                Some(self.open_nodes_to_writer(hello, session.slot.index(), &peer)?)
+                Some(self.open_nodes_to_writer(hello, session.client_slot.index(), &peer)?)
             }
             Some(peer) => {
                 let rights = Rights::REMOTE_READ;
@@ -270,13 +275,19 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
                     connect_responder_qp(&self.pd, &self.unused_send_cq, self.port, rights, &peer)?;
                 session._client_read_qp = Some(qp);
                 Some(RemoteNodes {
-                    endpoint,
-                    nodes: self.store.remote(),
-                    writes: None,
+                    server_rc_qp: endpoint,
+                    nodes: self.store.remote_memory(),
+                    write_parameters: None,
                 })
             }
         };
-        Ok((Accepted { lanes, memory }, session))
+        Ok((
+            Accepted {
+                lanes,
+                remote_nodes: memory,
+            },
+            session,
+        ))
     }
 
     fn run_worker(&self, _index: usize, worker: UnstartedWorker<T>) -> Result<(), RpcError> {
@@ -289,7 +300,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             .recovered_lock_and_revoked_client_counts();
         let mut stats = ServerStats {
             recovered_locks,
-            expelled,
+            expelled_clients: expelled,
             taken_entries: self.handovers.taken_entries(),
             connected_clients: clients.now,
             clients_total: clients.ever,
@@ -299,14 +310,14 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         for worker in &self.workers {
             let counts = worker.mailbox.worker_counts();
             stats.gets += counts.gets;
-            stats.hits += counts.get_hits;
+            stats.get_hits += counts.get_hits;
             stats.scans += counts.scans;
-            stats.scanned += counts.scanned_entries;
+            stats.scanned_entries += counts.scanned_entries;
             stats.changes += counts.changes;
-            stats.repeated += counts.repeated_changes;
+            stats.repeated_changes += counts.repeated_changes;
             stats.bad_requests += counts.bad_requests;
-            stats.busy += counts.busy_refusals;
-            stats.answers += counts.rpc.answered_requests;
+            stats.busy_refusals += counts.busy_refusals;
+            stats.answer_messages += counts.rpc.answered_requests;
             stats.doorbells += counts.rpc.doorbells;
         }
         stats
@@ -397,8 +408,14 @@ impl<T: KeyOrValue> BtreeService<T> {
             .filter(|(key, _)| is_own(*key))
             .collect();
         let server = self.config.server_number;
-        self.store
-            .assign_range_to_other(tree, range, RangeOwner { server, version: 0 })?;
+        self.store.assign_range_to_other(
+            tree,
+            range,
+            RangeOwner {
+                server_number: server,
+                version: 0,
+            },
+        )?;
         let mut reserved = self.store.reserve_nodes(own.len())?;
         let adopted: Result<(), Refusal<T>> = self.store.adopt(tree, range, &own, &mut reserved);
         self.store.release_nodes(reserved);
@@ -420,16 +437,16 @@ impl<T: KeyOrValue> BtreeService<T> {
         let own = own.map_err(ClientRefusal::temporary)?;
         let nodes = own.remote();
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
-        let bytes = hello.window * redo::entry_bytes(self.config.node_bytes / 8);
+        let bytes = hello.window * redo::redo_entry_bytes(self.config.node_bytes / 8);
         let redo = self
             .pd
             .alloc(bytes, rights)
             .map_err(ClientRefusal::temporary)?;
         let owner = self.lock_recovery.assign_owner_number();
         let writes = Some(LeafWriteParameters {
-            owner,
-            lease_ms: self.config.lease_ms,
-            redo: redo.remote(),
+            lock_owner: owner,
+            lease_ms: self.config.lock_lease_ms,
+            redo_entries: redo.remote(),
         });
         let access = ClientAccess {
             qp,
@@ -438,9 +455,9 @@ impl<T: KeyOrValue> BtreeService<T> {
         };
         self.lock_recovery.add(index, owner, access);
         Ok(RemoteNodes {
-            endpoint,
+            server_rc_qp: endpoint,
             nodes,
-            writes,
+            write_parameters: writes,
         })
     }
 
@@ -467,11 +484,11 @@ impl<T: KeyOrValue> BtreeService<T> {
             let slots =
                 slots.ok_or_else(|| ClientRefusal::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {
-                Command::Add(Box::new(PendingConnection {
+                Command::AddClient(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
-                    session_id: hello.session,
+                    session_id: hello.session_id,
                     window,
-                    max_answer_bytes: hello.answer,
+                    max_answer_bytes: hello.max_answer_bytes,
                     request_qp: qp,
                     answer_destination: to,
                     setup_result_sender: done,
@@ -479,9 +496,9 @@ impl<T: KeyOrValue> BtreeService<T> {
             });
             added.map_err(ClientRefusal::temporary)?;
             lanes.push(LaneAccepted {
-                endpoint,
-                slots,
-                layout,
+                server_uc_qp: endpoint,
+                request_slots: slots,
+                request_region_layout: layout,
             });
         }
         Ok(lanes)
@@ -510,7 +527,7 @@ fn assign_ranges_of_others<T: KeyOrValue>(
             (0..=config.splits.len()).filter(|number| *number != usize::from(config.server_number))
         {
             let owner = RangeOwner {
-                server: u16::try_from(number).unwrap_or(u16::MAX),
+                server_number: u16::try_from(number).unwrap_or(u16::MAX),
                 version: 0,
             };
             let assigned =
@@ -523,7 +540,11 @@ fn assign_ranges_of_others<T: KeyOrValue>(
 
 /// Returns the UD configuration for answers: a value is sent inline if the device allows, a SCAN's entries from
 /// registered memory.
-fn answer_port_config(port: PortAndGidIndex, mtu: usize, sizes: impl Sizes) -> BufferedUdQpConfig {
+fn ud_port_config_for_answers(
+    port: PortAndGidIndex,
+    mtu: usize,
+    sizes: impl Sizes,
+) -> BufferedUdQpConfig {
     let (_, value_bytes) = sizes.max_encoded_bytes();
     BufferedUdQpConfig {
         port_num: port.port_num,

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use verbs::{Waiter, time};
 
-use super::handover::{Handovers, TakeRequest};
-use crate::client::{Answer, ClientError, PipelinedClient, call};
+use super::handovers_and_load_meter::{Handovers, TakeRequest};
+use crate::client::{Answer, ClientError, PipelinedClient, send_request_and_wait};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::tree::{MovedRange, Refusal, Store};
@@ -60,7 +60,7 @@ pub struct RangeMover<T: KeyOrValue = u64> {
     handovers: Arc<Handovers<T>>,
     /// The number of the mover's own server.
     server_number: u16,
-    connect: ConnectToServer<T>,
+    connect_to_server: ConnectToServer<T>,
     giver_clients: HashMap<u16, PipelinedClient<T>>,
     /// The part of the current range that is not yet taken.
     remaining_take: Option<TakeRequest<T>>,
@@ -85,7 +85,7 @@ impl<T: KeyOrValue> RangeMover<T> {
             handovers,
             server_number,
             max_bytes_per_s: rate.max(1),
-            connect: Box::new(connect),
+            connect_to_server: Box::new(connect),
             giver_clients: HashMap::new(),
             remaining_take: None,
             failed_attempts: 0,
@@ -107,7 +107,7 @@ impl<T: KeyOrValue> RangeMover<T> {
         }
         let outcome = match self.take_first_chunk(take) {
             Ok(outcome) => outcome,
-            Err(e @ (ClientError::SizesDiffer(..) | ClientError::OtherKeys(_))) => {
+            Err(e @ (ClientError::KeyOrValueLimitsDiffer(..) | ClientError::OtherKeyType(_))) => {
                 ChunkOutcome::Impossible(e.to_string())
             }
             Err(e) => ChunkOutcome::TryLater(e.to_string()),
@@ -146,8 +146,8 @@ impl<T: KeyOrValue> RangeMover<T> {
         let giver = match self.giver_clients.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => {
-                let giver = (self.connect)(take.giver)?;
-                giver.check_sizes(self.store.sizes())?;
+                let giver = (self.connect_to_server)(take.giver)?;
+                giver.check_key_and_value_limits(self.store.key_and_value_limits())?;
                 place.insert(giver)
             }
         };
@@ -156,11 +156,11 @@ impl<T: KeyOrValue> RangeMover<T> {
         let next = match scan_at_giver(giver, tree, (take.first_key, take.end_key))? {
             Ok((_, next)) => next,
             // An earlier take got these keys.
-            Err(moved) if moved.owner.server == self.server_number => {
+            Err(moved) if moved.owner.server_number == self.server_number => {
                 return Ok(rest_from(moved.end_key));
             }
             Err(moved) => {
-                let why = format!("server {} owns them", moved.owner.server);
+                let why = format!("server {} owns them", moved.owner.server_number);
                 return Ok(ChunkOutcome::Impossible(why));
             }
         };
@@ -168,7 +168,7 @@ impl<T: KeyOrValue> RangeMover<T> {
         let range = (take.first_key, end);
         let incarnation = giver.server_incarnation();
         if !matches!(
-            request_step(giver, tree, HandoverStep::Freeze, range)?,
+            request_handover_step(giver, tree, HandoverStep::Freeze, range)?,
             StepResult::DoneWithVersion(_)
         ) {
             return later("the giver does not freeze them");
@@ -183,11 +183,11 @@ impl<T: KeyOrValue> RangeMover<T> {
             }
         }
         let Ok(mut reserved) = self.store.reserve_nodes(entries.len()) else {
-            request_step(giver, tree, HandoverStep::Thaw, range)?;
+            request_handover_step(giver, tree, HandoverStep::Thaw, range)?;
             return later("this server has no memory for them");
         };
         let to = self.server_number;
-        let mut ceded = request_step(giver, tree, HandoverStep::Cede { to }, range)?;
+        let mut ceded = request_handover_step(giver, tree, HandoverStep::Cede { to }, range)?;
         // The giver may never answer again. A server that stops takes no more keys.
         while matches!(ceded, StepResult::Unknown) && !self.handovers.is_stopping() {
             ceded = query_cession_outcome(giver, (tree, take.first_key), to, incarnation);
@@ -201,7 +201,7 @@ impl<T: KeyOrValue> RangeMover<T> {
         let tree = usize::from(tree);
         let mut waiter = Waiter::never_sleeping();
         while let Err(e) = self.store.adopt(tree, range, &entries, &mut reserved) {
-            if e == Refusal::Full {
+            if e == Refusal::StoreFull {
                 tracing::error!("no memory for keys from {} on: lost", take.first_key);
                 break;
             }
@@ -212,7 +212,7 @@ impl<T: KeyOrValue> RangeMover<T> {
             waiter.idle();
         }
         self.store.release_nodes(reserved);
-        let (key_bytes, value_bytes) = self.store.sizes().max_encoded_bytes();
+        let (key_bytes, value_bytes) = self.store.key_and_value_limits().max_encoded_bytes();
         let bytes = entries.len() * (key_bytes + value_bytes);
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.handovers.add_taken_entries(entries.len() as u64);
@@ -233,7 +233,7 @@ fn scan_at_giver<T: KeyOrValue>(
     (from, end): (T, Option<T>),
 ) -> Result<Result<ScanResult<T>, MovedRange<T>>, ClientError> {
     let limit = CHUNK_ENTRIES;
-    call(
+    send_request_and_wait(
         giver,
         tree,
         &Op::Scan { from, end, limit },
@@ -246,22 +246,23 @@ fn scan_at_giver<T: KeyOrValue>(
 }
 
 /// Asks the giver to execute a step.
-fn request_step<T: KeyOrValue>(
+fn request_handover_step<T: KeyOrValue>(
     giver: &mut PipelinedClient<T>,
     tree: u8,
     step: HandoverStep,
     (from, end): (T, Option<T>),
 ) -> Result<StepResult, ClientError> {
-    let asked = call(
-        giver,
-        tree,
-        &Op::Handover { step, from, end },
-        |answer| match answer {
-            Answer::HandoverStepDone { version } => StepResult::DoneWithVersion(version),
-            Answer::NoAnswerInTime => StepResult::Unknown,
-            _ => StepResult::Refused,
-        },
-    );
+    let asked =
+        send_request_and_wait(
+            giver,
+            tree,
+            &Op::Handover { step, from, end },
+            |answer| match answer {
+                Answer::HandoverStepDone { version } => StepResult::DoneWithVersion(version),
+                Answer::NoAnswerInTime => StepResult::Unknown,
+                _ => StepResult::Refused,
+            },
+        );
     match asked {
         Err(_) if matches!(step, HandoverStep::Cede { .. }) => Ok(StepResult::Unknown),
         asked => asked,
@@ -275,8 +276,8 @@ fn query_cession_outcome<T: KeyOrValue>(
     to: u16,
     incarnation: u64,
 ) -> StepResult {
-    let asked = call(giver, tree, &Op::Get { key }, |answer| match answer {
-        Answer::Moved(moved) if moved.owner.server == to => {
+    let asked = send_request_and_wait(giver, tree, &Op::Get { key }, |answer| match answer {
+        Answer::Moved(moved) if moved.owner.server_number == to => {
             StepResult::DoneWithVersion(moved.owner.version)
         }
         Answer::NoAnswerInTime => StepResult::Unknown,

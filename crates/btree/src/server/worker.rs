@@ -10,7 +10,7 @@ use service::sessions::{ChangeStatus, WorkerSessions};
 use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
-use super::handover::{Handovers, LoadMeter};
+use super::handovers_and_load_meter::{Handovers, LoadMeter};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::tree::{Refusal, Store, WalkPosition};
@@ -31,8 +31,8 @@ pub(crate) struct PendingConnection {
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    Add(Box<PendingConnection>),
-    Remove(Arc<ClientSlot>),
+    AddClient(Box<PendingConnection>),
+    RemoveClient(Arc<ClientSlot>),
     Stop,
 }
 
@@ -92,12 +92,12 @@ impl<T: KeyOrValue> UnstartedWorker<T> {
             handovers,
             extra_delay_per_request: slow_by,
             server_shares_keys_with_others: shares,
-            meter: LoadMeter::new(),
+            load_meter: LoadMeter::new(),
             walk_cost,
             sessions: WorkerSessions::new(0),
             max_answer_bytes_by_client: Vec::new(),
             batch_keys: vec![T::default(); rpc::MAX_BATCH].into(),
-            entries: Vec::new(),
+            scan_entries: Vec::new(),
             answer_message: Vec::new(),
             counts: WorkerCounts::default(),
         };
@@ -125,7 +125,7 @@ impl<T: KeyOrValue> WorkerLoop for RunningWorker<'_, T> {
     fn execute_and_continue(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
-            Command::Remove(slot) => {
+            Command::RemoveClient(slot) => {
                 self.rpc_server.remove_client(slot.index());
                 let client = slot.index() as usize;
                 self.handler
@@ -133,7 +133,7 @@ impl<T: KeyOrValue> WorkerLoop for RunningWorker<'_, T> {
                     .thaw_client(self.handler.store, client);
                 self.handler.sessions.disconnect(slot.index());
             }
-            Command::Add(new) => {
+            Command::AddClient(new) => {
                 let PendingConnection {
                     slot,
                     session_id: session,
@@ -159,7 +159,7 @@ impl<T: KeyOrValue> WorkerLoop for RunningWorker<'_, T> {
     fn poll(&mut self) -> Result<usize, RpcError> {
         let came = self.rpc_server.poll(&mut self.handler)?;
         if self.handler.server_shares_keys_with_others {
-            self.handler.meter.end_batch(came);
+            self.handler.load_meter.end_batch(came);
         }
         Ok(came)
     }
@@ -193,7 +193,7 @@ struct RequestHandler<'s, T: KeyOrValue> {
     extra_delay_per_request: Duration,
     /// True if the server shares the keys with other servers, and reports its load.
     server_shares_keys_with_others: bool,
-    meter: LoadMeter<T>,
+    load_meter: LoadMeter<T>,
     walk_cost: Option<Arc<WalkCost>>,
     sessions: WorkerSessions,
     /// The length of the longest message that each client can receive, in bytes.
@@ -201,7 +201,7 @@ struct RequestHandler<'s, T: KeyOrValue> {
     /// The keys of the batch's requests whose walks have begun.
     batch_keys: Box<[T]>,
     /// The entries of the SCAN in progress.
-    entries: Vec<(T, T)>,
+    scan_entries: Vec<(T, T)>,
     answer_message: Vec<u8>,
     counts: WorkerCounts,
 }
@@ -221,7 +221,7 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
     #[inline]
     fn prepare_batch(&mut self, requests: usize) -> Self::BatchState {
         if self.server_shares_keys_with_others {
-            self.meter.begin_batch();
+            self.load_meter.begin_batch();
         }
         if !self.extra_delay_per_request.is_zero() {
             let until = verbs::time::now()
@@ -246,19 +246,19 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
     ) {
         let index = request.index_in_batch;
         if round == 0 {
-            let decoded = wire::key_and_tree_of::<T>(request.payload);
+            let decoded = wire::key_and_tree_of_request::<T>(request.payload);
             let Some((key, tree)) =
                 decoded.filter(|(_, tree)| usize::from(*tree) < self.store.tree_count())
             else {
                 return;
             };
-            walks.0[index] = self.store.index().begin(tree.into());
+            walks.0[index] = self.store.index().begin_walk(tree.into());
             self.batch_keys[index] = key;
         }
         let walk = &mut walks.0[index];
         if let Some(tree) = request.payload.get(1).filter(|_| walk.is_begun()) {
             let key = &self.batch_keys[index];
-            self.store.index().step(usize::from(*tree), key, walk);
+            self.store.index().step_walk(usize::from(*tree), key, walk);
         }
     }
 
@@ -270,20 +270,22 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
         reply: RequestReplier<'_>,
     ) {
         let decoded = Op::decode(request.payload);
-        let sizes = self.store.sizes();
+        let sizes = self.store.key_and_value_limits();
         let Some((op, tree, number)) = decoded.filter(|(op, tree, _)| {
             usize::from(*tree) < self.store.tree_count() && op.check_lengths(sizes).is_ok()
         }) else {
-            return self.reply_bad(reply);
+            return self.reply_bad_request(reply);
         };
         let tree = usize::from(tree);
         let walk = &mut walks.0[request.index_in_batch];
         if !walk.is_begun() {
-            *walk = self.store.index().begin(tree);
+            *walk = self.store.index().begin_walk(tree);
         }
         match op {
             Op::Handover { .. } | Op::ReadServerLoad => {}
-            _ if self.server_shares_keys_with_others => self.meter.count_and_sample_key(op.key()),
+            _ if self.server_shares_keys_with_others => {
+                self.load_meter.count_and_sample_key(op.key())
+            }
             _ => {}
         }
         match op {
@@ -351,7 +353,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
 
     fn count_and_encode_refusal(&mut self, refusal: Refusal<T>) -> u64 {
         match refusal {
-            Refusal::Full => wire::answer_first_word(Status::StoreFull, false),
+            Refusal::StoreFull => wire::answer_first_word(Status::StoreFull, false),
             Refusal::TooLong(_) => wire::answer_first_word(Status::MalformedOrRefused, false),
             Refusal::Moved(_) => wire::answer_first_word(Status::Moved, false),
             Refusal::BusyNodeOrZero(node) => {
@@ -438,22 +440,22 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
             .get(client)
             .copied()
             .unwrap_or(0);
-        let each = wire::entries_per_message(most, self.store.sizes());
+        let each = wire::entries_per_message(most, self.store.key_and_value_limits());
         let messages = messages.clamp(1, MAX_SCAN_MESSAGES) as usize;
         let limit = (limit as usize).min(each * messages);
         if limit == 0 {
-            return self.reply_bad(reply);
+            return self.reply_bad_request(reply);
         }
-        self.entries.clear();
-        let next = match self.store.scan(tree, range, limit, &mut self.entries) {
+        self.scan_entries.clear();
+        let next = match self.store.scan(tree, range, limit, &mut self.scan_entries) {
             Ok(next) => next,
             Err(refusal) => return self.reply_refusal(refusal, reply),
         };
         if let Some(walk_cost) = &self.walk_cost {
-            walk_cost.charge_scan(self.entries.len());
+            walk_cost.charge_scan(self.scan_entries.len());
         }
         self.counts.scans += 1;
-        self.counts.scanned_entries += self.entries.len() as u64;
+        self.counts.scanned_entries += self.scan_entries.len() as u64;
         self.send_entries(most, next, reply);
     }
 
@@ -465,15 +467,15 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
             .get(client)
             .copied()
             .unwrap_or(0);
-        self.entries.clear();
-        self.meter
-            .append_as_entries(self.handovers.unfinished_takes(), &mut self.entries);
+        self.scan_entries.clear();
+        self.load_meter
+            .append_as_entries(self.handovers.unfinished_takes(), &mut self.scan_entries);
         // Values are numbers and keys here.
-        let (key_bytes, _) = self.store.sizes().max_encoded_bytes();
+        let (key_bytes, _) = self.store.key_and_value_limits().max_encoded_bytes();
         let longest = key_bytes.max(wire::encoded_number_bytes::<T>());
         let each = wire::entries_that_fit(most, (longest, longest));
-        self.entries
-            .truncate(each * wire::load_report_messages::<T>() as usize);
+        self.scan_entries
+            .truncate(each * wire::max_load_report_messages::<T>() as usize);
         self.send_entries(most, None, reply);
     }
 
@@ -484,7 +486,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
         next: Option<T>,
         mut reply: RequestReplier<'_>,
     ) {
-        let count = self.entries.len();
+        let count = self.scan_entries.len();
         let mut first = 0;
         loop {
             let message = &mut self.answer_message;
@@ -493,7 +495,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
             let word = wire::scan_message_first_word(first, count, next.is_some());
             message.extend_from_slice(&word.to_le_bytes());
             next.unwrap_or_default().append_to(message);
-            while let Some((key, value)) = self.entries.get(first) {
+            while let Some((key, value)) = self.scan_entries.get(first) {
                 let length = message.len();
                 key.append_to(message);
                 value.append_to(message);
@@ -508,7 +510,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
             }
             if first == begin {
                 // A client wrote a longer entry into a leaf than the tree allows.
-                return self.reply_bad(reply);
+                return self.reply_bad_request(reply);
             }
             // The next answer detects a broken send queue; the client repeats its request.
             if reply.send_one_of_several_answers(message).is_err() {
@@ -518,7 +520,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
     }
 
     #[cold]
-    fn reply_bad(&mut self, reply: RequestReplier<'_>) {
+    fn reply_bad_request(&mut self, reply: RequestReplier<'_>) {
         self.counts.bad_requests += 1;
         reply.send_payload(
             &wire::answer_first_word(Status::MalformedOrRefused, false).to_le_bytes(),

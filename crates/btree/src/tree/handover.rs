@@ -17,7 +17,7 @@ use super::memory::{LockedNode, NodeNumber};
 use super::store::Store;
 use super::walk::{RangeOwner, Refusal};
 use crate::key_or_value::KeyOrValue;
-use crate::node::{FLAG_FROZEN, FLAG_MOVED, NextStep, SIBLING_WORD};
+use crate::node::{FLAG_FROZEN, FLAG_MOVED, NextStep, SIBLING_WORD_INDEX};
 
 /// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ pub struct ReservedNodes {
 }
 
 /// A range of keys: the first key, and the exclusive end, if any.
-type Range<T> = (T, Option<T>);
+type KeyRange<T> = (T, Option<T>);
 
 impl<T: KeyOrValue> Store<T> {
     /// Splits leaves so that one of them begins at `key`.
@@ -58,7 +58,7 @@ impl<T: KeyOrValue> Store<T> {
     fn for_each_locked_leaf(
         &self,
         tree: usize,
-        (from, end): Range<T>,
+        (from, end): KeyRange<T>,
         mut change: impl FnMut(NodeNumber, &mut LockedNode<'_, T>) -> Result<(), Refusal<T>>,
     ) -> Result<(), Refusal<T>> {
         let mut key = from;
@@ -70,7 +70,7 @@ impl<T: KeyOrValue> Store<T> {
             match next.filter(|next| end.is_none_or(|end| *next < end)) {
                 None => return Ok(()),
                 Some(next) => {
-                    node = leaf.node().0[SIBLING_WORD].load(Ordering::Relaxed);
+                    node = leaf.node().0[SIBLING_WORD_INDEX].load(Ordering::Relaxed);
                     key = next;
                 }
             }
@@ -82,7 +82,7 @@ impl<T: KeyOrValue> Store<T> {
     fn lock_all_leaves(
         &self,
         tree: usize,
-        (from, end): Range<T>,
+        (from, end): KeyRange<T>,
     ) -> Result<Vec<(NodeNumber, LockedNode<'_, T>)>, Refusal<T>> {
         let node = self.readable_trees.find_covering_node(tree, &from, 0)?;
         let mut leaves = vec![self.lock_covering_node(tree, &from, 0, node)?];
@@ -92,11 +92,11 @@ impl<T: KeyOrValue> Store<T> {
         {
             // The sibling stays the next leaf: a merge would need the lock of this one. Clients can WRITE leaves, so
             // links may be wrong.
-            let next = leaf.node().0[SIBLING_WORD].load(Ordering::Relaxed);
+            let next = leaf.node().0[SIBLING_WORD_INDEX].load(Ordering::Relaxed);
             if leaves.iter().any(|(held, _)| *held == next) {
                 return Err(Refusal::BusyNodeOrZero(0));
             }
-            let locked = self.readable_trees.memory.lock(next)?;
+            let locked = self.readable_trees.memory.lock_node(next)?;
             if !matches!(
                 locked.node().next_walk_step(&key, tree as u64, 0),
                 NextStep::Leaf
@@ -111,7 +111,7 @@ impl<T: KeyOrValue> Store<T> {
     fn split_leaves_at_range_ends(
         &self,
         tree: usize,
-        (from, end): Range<T>,
+        (from, end): KeyRange<T>,
     ) -> Result<(), Refusal<T>> {
         self.split_leaves_at_key(tree, from)?;
         end.map_or(Ok(()), |end| self.split_leaves_at_key(tree, end))
@@ -168,7 +168,7 @@ impl<T: KeyOrValue> Store<T> {
     /// Assigns a range to another server and drops its entries. A starting server calls this for the ranges of others.
     ///
     /// # Errors
-    /// [`Refusal::Full`], [`Refusal::BusyNodeOrZero`]; the whole range then stays here.
+    /// [`Refusal::StoreFull`], [`Refusal::BusyNodeOrZero`]; the whole range then stays here.
     pub fn assign_range_to_other(
         &self,
         tree: usize,
@@ -182,7 +182,7 @@ impl<T: KeyOrValue> Store<T> {
     fn assign_range_if(
         &self,
         tree: usize,
-        key_range: Range<T>,
+        key_range: KeyRange<T>,
         owner: RangeOwner,
         may_assign: impl Fn(&LockedNode<'_, T>) -> bool,
     ) -> Result<(), Refusal<T>> {
@@ -206,13 +206,16 @@ impl<T: KeyOrValue> Store<T> {
                 .try_merge_right_sibling(tree, &low, 0, number)
                 .is_some()
             {}
-            let next = self.readable_trees.memory.read(number, |leaf| {
-                let sibling = leaf.0[SIBLING_WORD].load(Ordering::Relaxed);
-                let next = leaf
-                    .key_upper_bound()
-                    .filter(|next| key_range.1.is_none_or(|end| *next < end));
-                next.map(|next| (next, sibling))
-            });
+            let next = self
+                .readable_trees
+                .memory
+                .read_node_consistently(number, |leaf| {
+                    let sibling = leaf.0[SIBLING_WORD_INDEX].load(Ordering::Relaxed);
+                    let next = leaf
+                        .key_upper_bound()
+                        .filter(|next| key_range.1.is_none_or(|end| *next < end));
+                    next.map(|next| (next, sibling))
+                });
             at = next.unwrap_or(None);
         }
         Ok(())
@@ -221,7 +224,7 @@ impl<T: KeyOrValue> Store<T> {
     /// Executes step 2 of a handover: reserves nodes for `entries` entries.
     ///
     /// # Errors
-    /// [`Refusal::Full`].
+    /// [`Refusal::StoreFull`].
     pub fn reserve_nodes(&self, entries: usize) -> Result<ReservedNodes, Refusal<T>> {
         let mut reserved = ReservedNodes::default();
         let each = self.entries_per_adopted_leaf();
@@ -231,7 +234,7 @@ impl<T: KeyOrValue> Store<T> {
                 Some((number, _)) => reserved.nodes.push(number),
                 None => {
                     self.release_nodes(reserved);
-                    return Err(Refusal::Full);
+                    return Err(Refusal::StoreFull);
                 }
             }
         }
@@ -247,14 +250,14 @@ impl<T: KeyOrValue> Store<T> {
 
     /// Returns the number of entries of an adopted leaf: a tenth stays free for inserts.
     fn entries_per_adopted_leaf(&self) -> usize {
-        let room = self.readable_trees.memory.node_shape().capacity(0);
+        let room = self.readable_trees.memory.node_shape().entry_capacity(0);
         (room * 9 / 10).max(1)
     }
 
     /// Executes step 4 of a handover: this server takes the range, which the giver has ceded, with these entries.
     ///
     /// # Errors
-    /// [`Refusal::TooLong`]; [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`].
+    /// [`Refusal::TooLong`]; [`Refusal::StoreFull`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`].
     /// Leaves that were adopted before the error are served, and another call with the same arguments continues with
     /// the rest.
     pub fn adopt(
@@ -265,8 +268,8 @@ impl<T: KeyOrValue> Store<T> {
         reserved: &mut ReservedNodes,
     ) -> Result<(), Refusal<T>> {
         for (key, value) in entries {
-            key.check_key(self.sizes())?;
-            value.check_value(self.sizes())?;
+            key.check_key(self.key_and_value_limits())?;
+            value.check_value(self.key_and_value_limits())?;
         }
         self.split_leaves_at_range_ends(tree, key_range)?;
         let mut made = Vec::new();
@@ -302,21 +305,21 @@ impl<T: KeyOrValue> Store<T> {
         let chunks: Vec<_> = entries[from..to.max(from)]
             .chunks(self.entries_per_adopted_leaf())
             .collect();
-        let mut sibling = node.0[SIBLING_WORD].load(Ordering::Relaxed);
+        let mut sibling = node.0[SIBLING_WORD_INDEX].load(Ordering::Relaxed);
         let mut after = end;
         while reserved.nodes.len() + 1 < chunks.len() {
             let more = self
                 .readable_trees
                 .memory
                 .allocate_locked(true)
-                .ok_or(Refusal::Full)?;
+                .ok_or(Refusal::StoreFull)?;
             reserved.nodes.push(more.0);
         }
         // All nodes are locked before one is changed: a chain without its first leaf must not be reachable.
         let mut locked_nodes = Vec::new();
         for _ in 1..chunks.len() {
-            let number = reserved.nodes.pop().ok_or(Refusal::Full)?;
-            match self.readable_trees.memory.lock(number) {
+            let number = reserved.nodes.pop().ok_or(Refusal::StoreFull)?;
+            match self.readable_trees.memory.lock_node(number) {
                 Ok(locked) => locked_nodes.push((number, locked)),
                 Err(busy) => {
                     // The next call tries other nodes first.

@@ -13,15 +13,15 @@ use verbs::{
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::node::{
-    CHECKSUM_WORD, FLAG_DEAD, FLAG_LAST_OF_LEVEL, LEVEL_FLAGS_COUNT_INDEX, LOCK_WORD,
-    MAX_NODE_BYTES, Node, NodeShape, SIBLING_WORD, TREE_WORD, VERSION_WORD, checksum_term,
-    encode_level_flags_count,
+    CHECKSUM_WORD_INDEX, FLAG_DEAD, FLAG_LAST_OF_LEVEL, LEVEL_FLAGS_COUNT_INDEX, LOCK_WORD_INDEX,
+    MAX_NODE_BYTES, Node, NodeShape, SIBLING_WORD_INDEX, TREE_WORD_INDEX, VERSION_WORD_INDEX,
+    checksum_term, encode_level_flags_count,
 };
 
 /// The magic number in word 0 of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"vbtree01");
 /// Index of the header word that holds the first root; the other roots follow.
-pub(crate) const FIRST_ROOT_WORD: usize = 2;
+pub(crate) const FIRST_ROOT_WORD_INDEX: usize = 2;
 /// Largest number of trees of a store.
 pub const MAX_TREES: usize = 16;
 /// Nodes reserved for splits of inner nodes, so that a new node can always be entered into its parent.
@@ -76,8 +76,8 @@ impl<T: KeyOrValue> StoreMemory<T> {
             region: Arc::new(region),
             loopback_lock_access: None,
             node_shape: NodeShape {
-                words: node_bytes / 8,
-                sizes,
+                words_per_node: node_bytes / 8,
+                key_and_value_limits: sizes,
             },
             node_capacity: nodes,
             free_nodes: Mutex::new(FreeNodes {
@@ -113,7 +113,7 @@ impl<T: KeyOrValue> StoreMemory<T> {
     pub(crate) fn node_lock_word(&self, number: NodeNumber) -> Option<&AtomicU64> {
         (1..self.node_capacity)
             .contains(&number)
-            .then(|| &self.words_of_node(number)[LOCK_WORD])
+            .then(|| &self.words_of_node(number)[LOCK_WORD_INDEX])
     }
 
     /// Finishes the change of a client that is gone: stores words 1 and following of a node that the client still has
@@ -123,13 +123,16 @@ impl<T: KeyOrValue> StoreMemory<T> {
         number: NodeNumber,
         words: impl Iterator<Item = u64>,
     ) {
-        for (word, new) in self.words_of_node(number)[VERSION_WORD..].iter().zip(words) {
+        for (word, new) in self.words_of_node(number)[VERSION_WORD_INDEX..]
+            .iter()
+            .zip(words)
+        {
             word.store(new, Ordering::Relaxed);
         }
     }
 
     /// Returns the address and key by which a peer READs the nodes.
-    pub(crate) fn remote(&self) -> RemoteMemory {
+    pub(crate) fn remote_memory(&self) -> RemoteMemory {
         self.region.remote()
     }
 
@@ -152,22 +155,24 @@ impl<T: KeyOrValue> StoreMemory<T> {
             0
         };
         #[expect(clippy::cast_possible_truncation, reason = "in memory")]
-        let start = number as usize * self.node_shape.words * 8;
-        let words = self.region.atomics_u64(start, self.node_shape.words);
+        let start = number as usize * self.node_shape.words_per_node * 8;
+        let words = self
+            .region
+            .atomics_u64(start, self.node_shape.words_per_node);
         words.unwrap_or_default()
     }
 
     /// Returns the word that holds the root of a tree.
     #[inline]
     pub(crate) fn root_word(&self, tree: usize) -> &AtomicU64 {
-        &self.words_of_node(0)[FIRST_ROOT_WORD + tree]
+        &self.words_of_node(0)[FIRST_ROOT_WORD_INDEX + tree]
     }
 
     /// Prefetches the header and the keys of a node of this level.
     #[inline]
-    pub(crate) fn prefetch(&self, number: NodeNumber, level: u16) {
+    pub(crate) fn prefetch_header_and_keys(&self, number: NodeNumber, level: u16) {
         let words = self.words_of_node(number);
-        let keys_end = self.node_shape.payload_index(level, 0);
+        let keys_end = self.node_shape.payload_word_index(level, 0);
         for line in (0..keys_end).step_by(8) {
             if let Some(word) = words.get(line) {
                 prefetch(word);
@@ -179,8 +184,8 @@ impl<T: KeyOrValue> StoreMemory<T> {
     #[inline]
     pub(crate) fn prefetch_value(&self, number: NodeNumber, place: usize) {
         let words = self.words_of_node(number);
-        let from = self.node_shape.payload_index(0, place);
-        let to = self.node_shape.payload_index(0, place + 1);
+        let from = self.node_shape.payload_word_index(0, place);
+        let to = self.node_shape.payload_word_index(0, place + 1);
         for word in words.get(from..to).unwrap_or_default().iter().step_by(8) {
             prefetch(word);
         }
@@ -193,14 +198,14 @@ impl<T: KeyOrValue> StoreMemory<T> {
     /// # Errors
     /// [`LockTimeout`] if the node stays a mixture for so long that its writer must be dead or stopped.
     #[inline]
-    pub(crate) fn read<R>(
+    pub(crate) fn read_node_consistently<R>(
         &self,
         number: NodeNumber,
         mut visit: impl FnMut(Node<'_, [AtomicU64], T>) -> R,
     ) -> Result<R, LockTimeout> {
         match self.try_read_unlocked_node(number, &mut visit) {
             Some(found) => Ok(found),
-            None => self.read_with_retry(number, visit),
+            None => self.read_changing_node(number, visit),
         }
     }
 
@@ -211,29 +216,29 @@ impl<T: KeyOrValue> StoreMemory<T> {
         visit: &mut impl FnMut(Node<'_, [AtomicU64], T>) -> R,
     ) -> Option<R> {
         let words = self.words_of_node(number);
-        let version = words[VERSION_WORD].load(Ordering::Acquire);
-        if words[LOCK_WORD].load(Ordering::Acquire) != 0 {
+        let version = words[VERSION_WORD_INDEX].load(Ordering::Acquire);
+        if words[LOCK_WORD_INDEX].load(Ordering::Acquire) != 0 {
             return None;
         }
-        let found = visit(Node(words, self.node_shape.sizes));
+        let found = visit(Node(words, self.node_shape.key_and_value_limits));
         // Pairs with the fence in [`try_lock`](Self::try_lock): a reader that saw a word written under a lock then sees
         // the lock, or a later version.
         fence(Ordering::Acquire);
-        let same = words[LOCK_WORD].load(Ordering::Relaxed) == 0
-            && words[VERSION_WORD].load(Ordering::Relaxed) == version;
+        let same = words[LOCK_WORD_INDEX].load(Ordering::Relaxed) == 0
+            && words[VERSION_WORD_INDEX].load(Ordering::Relaxed) == version;
         same.then_some(found)
     }
 
     /// Reads a node that is being changed: waits until the lock is free, or uses a copy whose checksum is right.
     #[cold]
-    fn read_with_retry<R>(
+    fn read_changing_node<R>(
         &self,
         number: NodeNumber,
         mut visit: impl FnMut(Node<'_, [AtomicU64], T>) -> R,
     ) -> Result<R, LockTimeout> {
         let words = self.words_of_node(number);
         let copy = [const { AtomicU64::new(0) }; MAX_NODE_BYTES / 8];
-        let copy = &copy[..self.node_shape.words];
+        let copy = &copy[..self.node_shape.words_per_node];
         let mut attempt = 0;
         while self.may_retry(number, attempt) {
             if let Some(found) = self.try_read_unlocked_node(number, &mut visit) {
@@ -242,8 +247,8 @@ impl<T: KeyOrValue> StoreMemory<T> {
             for (to, from) in copy.iter().zip(words) {
                 to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             }
-            if Node::<_, T>(copy, self.node_shape.sizes).has_valid_checksum() {
-                return Ok(visit(Node(copy, self.node_shape.sizes)));
+            if Node::<_, T>(copy, self.node_shape.key_and_value_limits).has_valid_checksum() {
+                return Ok(visit(Node(copy, self.node_shape.key_and_value_limits)));
             }
             pause_before_retry(attempt);
             attempt = attempt.saturating_add(1);
@@ -255,10 +260,10 @@ impl<T: KeyOrValue> StoreMemory<T> {
     ///
     /// # Errors
     /// [`LockTimeout`] if the lock stays taken for too long.
-    pub(crate) fn lock(&self, number: NodeNumber) -> Result<LockedNode<'_, T>, LockTimeout> {
+    pub(crate) fn lock_node(&self, number: NodeNumber) -> Result<LockedNode<'_, T>, LockTimeout> {
         let mut attempt = 0;
         while self.may_retry(number, attempt) {
-            if let Some(locked) = self.try_lock(number) {
+            if let Some(locked) = self.try_lock_node(number) {
                 return Ok(locked);
             }
             pause_before_retry(attempt);
@@ -272,18 +277,18 @@ impl<T: KeyOrValue> StoreMemory<T> {
     fn may_retry(&self, number: NodeNumber, attempt: u32) -> bool {
         attempt < MAX_LOCK_ATTEMPTS
             || matches!(
-                self.words_of_node(number)[LOCK_WORD].load(Ordering::Relaxed),
+                self.words_of_node(number)[LOCK_WORD_INDEX].load(Ordering::Relaxed),
                 0 | SERVER_LOCK_WORD
             )
     }
 
     /// Locks a node if its lock is free.
-    pub(crate) fn try_lock(&self, number: NodeNumber) -> Option<LockedNode<'_, T>> {
+    pub(crate) fn try_lock_node(&self, number: NodeNumber) -> Option<LockedNode<'_, T>> {
         let words = self.words_of_node(number);
         match &self.loopback_lock_access {
             None => {
                 let (free, locked) = (0, SERVER_LOCK_WORD);
-                words[LOCK_WORD]
+                words[LOCK_WORD_INDEX]
                     .compare_exchange(free, locked, Ordering::Acquire, Ordering::Relaxed)
                     .ok()?;
             }
@@ -291,7 +296,7 @@ impl<T: KeyOrValue> StoreMemory<T> {
                 let (loopback, own) = &mut *lock(atomics);
                 let at = own
                     .remote()
-                    .starting_at(number.checked_mul(8 * self.node_shape.words as u64)?)?;
+                    .starting_at(number.checked_mul(8 * self.node_shape.words_per_node as u64)?)?;
                 // A failed queue pair counts as a lock that is not free.
                 let swapped = loopback.compare_and_swap(at, 0, SERVER_LOCK_WORD);
                 fence(Ordering::Acquire);
@@ -302,7 +307,7 @@ impl<T: KeyOrValue> StoreMemory<T> {
         fence(Ordering::Release);
         Some(LockedNode {
             words,
-            sizes: self.node_shape.sizes,
+            key_and_value_limits: self.node_shape.key_and_value_limits,
             checksum_outdated: false,
         })
     }
@@ -315,7 +320,7 @@ impl<T: KeyOrValue> StoreMemory<T> {
         let mut skipped = Vec::new();
         let mut allocated = None;
         while let Some(number) = self.pop_free_node(reserve, skipped.len() as u64) {
-            allocated = self.try_lock(number).map(|locked| (number, locked));
+            allocated = self.try_lock_node(number).map(|locked| (number, locked));
             if allocated.is_some() {
                 break;
             }
@@ -324,7 +329,7 @@ impl<T: KeyOrValue> StoreMemory<T> {
         // The memory is full except for nodes that are locked now.
         if allocated.is_none()
             && let Some(&number) = skipped.last()
-            && let Ok(locked) = self.lock(number)
+            && let Ok(locked) = self.lock_node(number)
         {
             skipped.pop();
             allocated = Some((number, locked));
@@ -382,16 +387,16 @@ fn pause_before_retry(attempt: u32) {
 /// unlock.
 pub(crate) struct LockedNode<'m, T: KeyOrValue> {
     words: &'m [AtomicU64],
-    sizes: T::Sizes,
+    key_and_value_limits: T::Sizes,
     checksum_outdated: bool,
 }
 
 impl<'m, T: KeyOrValue> LockedNode<'m, T> {
     pub(crate) fn node(&self) -> Node<'m, [AtomicU64], T> {
-        Node(self.words, self.sizes)
+        Node(self.words, self.key_and_value_limits)
     }
 
-    fn set(&mut self, index: usize, word: u64) {
+    fn set_word(&mut self, index: usize, word: u64) {
         self.words[index].store(word, Ordering::Relaxed);
         self.checksum_outdated = true;
     }
@@ -399,18 +404,25 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
     /// Writes a key, a value or a child's number into its slot.
     fn set_slot<P: KeyOrValue>(&mut self, index: usize, slot_words: usize, contents: &P) {
         for i in 0..slot_words {
-            self.set(index + i, contents.slot_word(i));
+            self.set_word(index + i, contents.slot_word(i));
         }
     }
 
     fn set_key(&mut self, i: usize, key: &T) {
         let shape = self.node().shape();
-        self.set_slot(shape.key_index(i), shape.sizes.key_words(), key);
+        self.set_slot(
+            shape.key_word_index(i),
+            shape.key_and_value_limits.key_words(),
+            key,
+        );
     }
 
     fn set_payload<P: KeyOrValue>(&mut self, i: usize, payload: &P) {
         let (shape, level) = (self.node().shape(), self.node().level());
-        let (index, words) = (shape.payload_index(level, i), shape.payload_words(level));
+        let (index, words) = (
+            shape.payload_word_index(level, i),
+            shape.words_per_payload(level),
+        );
         self.set_slot(index, words, payload);
     }
 
@@ -422,8 +434,8 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
         flags: u64,
         entries: &[(T, P)],
     ) {
-        self.set(TREE_WORD, tree);
-        self.set(
+        self.set_word(TREE_WORD_INDEX, tree);
+        self.set_word(
             LEVEL_FLAGS_COUNT_INDEX,
             encode_level_flags_count(level, flags, 0),
         );
@@ -432,7 +444,7 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
 
     /// Replaces all entries.
     pub(crate) fn replace_entries<P: KeyOrValue>(&mut self, entries: &[(T, P)]) {
-        let room = self.node().capacity();
+        let room = self.node().entry_capacity();
         for (i, (key, payload)) in entries.iter().enumerate().take(room) {
             self.set_key(i, key);
             self.set_payload(i, payload);
@@ -443,13 +455,17 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
     fn set_count(&mut self, count: usize) {
         let node = self.node();
         let meta = encode_level_flags_count(node.level(), node.flags(), count);
-        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
+        self.set_word(LEVEL_FLAGS_COUNT_INDEX, meta);
     }
 
     /// Sets the fences to `low` and `end` (`None`: no upper bound), and the right sibling.
     pub(crate) fn set_fences_and_sibling(&mut self, low: T, end: Option<T>, sibling: NodeNumber) {
         let shape = self.node().shape();
-        self.set_slot(shape.fence_indices().0, shape.sizes.key_words(), &low);
+        self.set_slot(
+            shape.fence_word_indices().0,
+            shape.key_and_value_limits.key_words(),
+            &low,
+        );
         self.set_high_fence_and_sibling(end, sibling);
     }
 
@@ -459,11 +475,15 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
         let last = if end.is_none() { FLAG_LAST_OF_LEVEL } else { 0 };
         let flags = node.flags() & !FLAG_LAST_OF_LEVEL | last;
         let meta = encode_level_flags_count(node.level(), flags, node.entry_count());
-        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
+        self.set_word(LEVEL_FLAGS_COUNT_INDEX, meta);
         let shape = node.shape();
         let end = end.unwrap_or_default();
-        self.set_slot(shape.fence_indices().1, shape.sizes.key_words(), &end);
-        self.set(SIBLING_WORD, sibling);
+        self.set_slot(
+            shape.fence_word_indices().1,
+            shape.key_and_value_limits.key_words(),
+            &end,
+        );
+        self.set_word(SIBLING_WORD_INDEX, sibling);
     }
 
     /// Sets and clears flags of the node.
@@ -474,21 +494,21 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
             node.flags() & !clear | set,
             node.entry_count(),
         );
-        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
+        self.set_word(LEVEL_FLAGS_COUNT_INDEX, meta);
     }
 
     /// Marks the node as dead and empties it.
     pub(crate) fn mark_dead_and_empty(&mut self) {
         let meta = encode_level_flags_count(self.node().level(), FLAG_DEAD, 0);
-        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
+        self.set_word(LEVEL_FLAGS_COUNT_INDEX, meta);
     }
 
     /// Inserts an entry at an index; the caller has checked that the node has room.
     pub(crate) fn insert<P: KeyOrValue>(&mut self, place: usize, key: &T, payload: &P) {
         let count = self.node().entry_count();
-        for [from, end, words] in self.slots_from(place, count) {
+        for [from, end, words] in self.key_and_payload_word_ranges(place, count) {
             for i in (from..end).rev() {
-                self.set(i + words, self.words[i].load(Ordering::Relaxed));
+                self.set_word(i + words, self.words[i].load(Ordering::Relaxed));
             }
         }
         self.set_key(place, key);
@@ -499,9 +519,9 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
     /// Removes the entry at an index.
     pub(crate) fn remove(&mut self, place: usize) {
         let count = self.node().entry_count();
-        for [from, end, words] in self.slots_from(place + 1, count) {
+        for [from, end, words] in self.key_and_payload_word_ranges(place + 1, count) {
             for i in from..end {
-                self.set(i - words, self.words[i].load(Ordering::Relaxed));
+                self.set_word(i - words, self.words[i].load(Ordering::Relaxed));
             }
         }
         self.set_count(count - 1);
@@ -509,33 +529,33 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
 
     /// Returns the words of the keys, and of the payloads, of entries `place` to `count`: the first index, the end, and
     /// the words of each slot.
-    fn slots_from(&self, place: usize, count: usize) -> [[usize; 3]; 2] {
+    fn key_and_payload_word_ranges(&self, place: usize, count: usize) -> [[usize; 3]; 2] {
         let (shape, level) = (self.node().shape(), self.node().level());
         [
             [
-                shape.key_index(place),
-                shape.key_index(count),
-                shape.sizes.key_words(),
+                shape.key_word_index(place),
+                shape.key_word_index(count),
+                shape.key_and_value_limits.key_words(),
             ],
             [
-                shape.payload_index(level, place),
-                shape.payload_index(level, count),
-                shape.payload_words(level),
+                shape.payload_word_index(level, place),
+                shape.payload_word_index(level, count),
+                shape.words_per_payload(level),
             ],
         ]
     }
 
     /// Replaces a value or a child's number and updates version and checksum incrementally.
-    pub(crate) fn update<P: KeyOrValue>(&mut self, place: usize, payload: &P) {
+    pub(crate) fn update_payload<P: KeyOrValue>(&mut self, place: usize, payload: &P) {
         let (shape, level) = (self.node().shape(), self.node().level());
-        let index = shape.payload_index(level, place);
+        let index = shape.payload_word_index(level, place);
         let words = self.words;
-        let version = words[VERSION_WORD].load(Ordering::Relaxed);
-        let sum = words[CHECKSUM_WORD].load(Ordering::Relaxed);
+        let version = words[VERSION_WORD_INDEX].load(Ordering::Relaxed);
+        let sum = words[CHECKSUM_WORD_INDEX].load(Ordering::Relaxed);
         let mut sum = sum
-            .wrapping_sub(checksum_term(VERSION_WORD, version))
-            .wrapping_add(checksum_term(VERSION_WORD, version.wrapping_add(1)));
-        for i in 0..shape.payload_words(level) {
+            .wrapping_sub(checksum_term(VERSION_WORD_INDEX, version))
+            .wrapping_add(checksum_term(VERSION_WORD_INDEX, version.wrapping_add(1)));
+        for i in 0..shape.words_per_payload(level) {
             let (index, new) = (index + i, payload.slot_word(i));
             let old = words[index].load(Ordering::Relaxed);
             sum = sum
@@ -543,8 +563,8 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
                 .wrapping_add(checksum_term(index, new));
             words[index].store(new, Ordering::Relaxed);
         }
-        words[VERSION_WORD].store(version.wrapping_add(1), Ordering::Relaxed);
-        words[CHECKSUM_WORD].store(sum, Ordering::Relaxed);
+        words[VERSION_WORD_INDEX].store(version.wrapping_add(1), Ordering::Relaxed);
+        words[CHECKSUM_WORD_INDEX].store(sum, Ordering::Relaxed);
     }
 
     /// Returns all entries in order, with `more` inserted.
@@ -563,13 +583,13 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
 impl<T: KeyOrValue> Drop for LockedNode<'_, T> {
     fn drop(&mut self) {
         if self.checksum_outdated {
-            let version = self.words[VERSION_WORD]
+            let version = self.words[VERSION_WORD_INDEX]
                 .load(Ordering::Relaxed)
                 .wrapping_add(1);
-            self.words[VERSION_WORD].store(version, Ordering::Relaxed);
+            self.words[VERSION_WORD_INDEX].store(version, Ordering::Relaxed);
             let sum = self.node().checksum_of_words();
-            self.words[CHECKSUM_WORD].store(sum, Ordering::Relaxed);
+            self.words[CHECKSUM_WORD_INDEX].store(sum, Ordering::Relaxed);
         }
-        self.words[LOCK_WORD].store(0, Ordering::Release);
+        self.words[LOCK_WORD_INDEX].store(0, Ordering::Release);
     }
 }

@@ -9,8 +9,8 @@
 //! `memory` has nodes and their locks. `walk` finds keys, also for interleaved batches. [`Store`] changes trees. `load`
 //! is the bulk load. `handover` moves key ranges between servers. `redo` is the format of clients' redo entries.
 
+mod bulk_load;
 mod handover;
-mod load;
 mod memory;
 pub(crate) mod redo;
 mod store;
@@ -18,9 +18,9 @@ mod store;
 mod tests;
 mod walk;
 
+pub use bulk_load::BulkLoadError;
 pub use handover::ReservedNodes;
-pub use load::LoadError;
-pub(crate) use memory::FIRST_ROOT_WORD;
+pub(crate) use memory::FIRST_ROOT_WORD_INDEX;
 pub use memory::MAX_TREES;
 pub use store::{PutCondition, Store, TreeStats};
 pub use walk::{MovedRange, RangeOwner, Refusal};

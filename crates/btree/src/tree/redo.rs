@@ -13,12 +13,12 @@ use crate::key_or_value::KeyOrValue;
 use crate::node::{Node, checksum_term};
 
 /// Returns the bytes of a redo entry for nodes of `node_words` words.
-pub(crate) const fn entry_bytes(node_words: usize) -> usize {
+pub(crate) const fn redo_entry_bytes(node_words: usize) -> usize {
     8 * (node_words + 2)
 }
 
 /// Index of the entry's word that holds word 1 of the node.
-pub(crate) const BODY_WORD_INDEX: usize = 2;
+pub(crate) const FIRST_NODE_WORD_INDEX: usize = 2;
 
 fn checksum(words: &[u64]) -> u64 {
     let terms = words
@@ -41,8 +41,10 @@ fn decode_entry(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
     let (words, rest) = bytes.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|w| u64::from_ne_bytes(*w)).collect();
     let (last, front) = words.split_last()?;
-    let is_valid = rest.is_empty() && front.len() > BODY_WORD_INDEX && checksum(front) == *last;
-    (is_valid && front[1] != 0).then(|| (front[0], front[1], front[BODY_WORD_INDEX..].to_vec()))
+    let is_valid =
+        rest.is_empty() && front.len() > FIRST_NODE_WORD_INDEX && checksum(front) == *last;
+    (is_valid && front[1] != 0)
+        .then(|| (front[0], front[1], front[FIRST_NODE_WORD_INDEX..].to_vec()))
 }
 
 impl<T: KeyOrValue> LockTable for Store<T> {
@@ -51,7 +53,7 @@ impl<T: KeyOrValue> LockTable for Store<T> {
     }
 
     fn redo_entry_bytes(&self) -> usize {
-        entry_bytes(self.index().memory().node_shape().words)
+        redo_entry_bytes(self.index().memory().node_shape().words_per_node)
     }
 
     /// Returns 0: all trees are in one table.
@@ -69,7 +71,7 @@ impl<T: KeyOrValue> LockTable for Store<T> {
         };
         if lock_word_owner(word) != owner
             || lock.load(Ordering::Acquire) != word
-            || body.len() + 1 != memory.node_shape().words
+            || body.len() + 1 != memory.node_shape().words_per_node
         {
             return false;
         }
@@ -77,7 +79,7 @@ impl<T: KeyOrValue> LockTable for Store<T> {
         // checksum.
         let mut node = vec![word];
         node.extend_from_slice(&body);
-        if !Node::<_, T>(&node[..], memory.node_shape().sizes).has_valid_checksum() {
+        if !Node::<_, T>(&node[..], memory.node_shape().key_and_value_limits).has_valid_checksum() {
             return false;
         }
         memory.overwrite_locked_node_body(number, body.into_iter());

@@ -11,7 +11,7 @@ use super::memory::{LockTimeout, LockedNode, MAX_TREES, NodeNumber, StoreMemory}
 use super::walk::{MovedRange, ReadableTrees, Refusal, WalkPosition, encode_root};
 
 use crate::key_or_value::KeyOrValue;
-use crate::node::{NextStep, Node, NodeShape, SIBLING_WORD, TREE_WORD};
+use crate::node::{NextStep, Node, NodeShape, SIBLING_WORD_INDEX, TREE_WORD_INDEX};
 
 /// Keys with their values, or with the numbers of child nodes.
 type Entries<'e, T, P> = &'e [(T, P)];
@@ -49,11 +49,14 @@ pub struct TreeStats {
     /// Levels of the highest tree; a tree that is one leaf has 1.
     pub levels: u64,
     /// Nodes in use, of all trees.
-    pub nodes: u64,
+    #[serde(rename = "nodes")]
+    pub used_nodes: u64,
     /// Nodes that the memory has room for.
-    pub room: u64,
+    #[serde(rename = "room")]
+    pub node_capacity: u64,
     /// Bytes of the nodes in use.
-    pub bytes: u64,
+    #[serde(rename = "bytes")]
+    pub used_node_bytes: u64,
     /// Nodes that were split.
     pub splits: u64,
     /// Nodes that were merged into their left siblings.
@@ -76,7 +79,7 @@ impl<T: KeyOrValue> Store<T> {
     /// # Errors
     /// [`Refusal::BusyNodeOrZero`].
     pub fn get(&self, tree: usize, key: T) -> Result<Option<T>, Refusal<T>> {
-        let mut walk = self.readable_trees.begin(tree);
+        let mut walk = self.readable_trees.begin_walk(tree);
         self.readable_trees
             .finish_walk_and_get_value(tree, &key, &mut walk)
     }
@@ -121,10 +124,13 @@ impl<T: KeyOrValue> Store<T> {
     }
 
     /// Returns the number of nodes for `keys` entries, whatever their order of insertion: split nodes are half full.
-    pub fn nodes_needed_for_keys(node_bytes: usize, sizes: T::Sizes, keys: u64) -> u64 {
+    pub fn readable_trees(node_bytes: usize, sizes: T::Sizes, keys: u64) -> u64 {
         let words = node_bytes / 8;
-        let shape = NodeShape::<T> { words, sizes };
-        let [leaf, inner] = [0, 1].map(|level| shape.capacity(level).max(1) as u64);
+        let shape = NodeShape::<T> {
+            words_per_node: words,
+            key_and_value_limits: sizes,
+        };
+        let [leaf, inner] = [0, 1].map(|level| shape.entry_capacity(level).max(1) as u64);
         // Random inserts leave nodes ln 2 full; ascending ones leave them half full.
         let leaves = 2 * keys / leaf;
         leaves + 2 * leaves / inner + 128
@@ -165,8 +171,8 @@ impl<T: KeyOrValue> Store<T> {
     }
 
     /// Returns the limits of keys and values.
-    pub fn sizes(&self) -> T::Sizes {
-        self.readable_trees.memory.node_shape().sizes
+    pub fn key_and_value_limits(&self) -> T::Sizes {
+        self.readable_trees.memory.node_shape().key_and_value_limits
     }
 
     /// Returns the number of trees.
@@ -175,8 +181,8 @@ impl<T: KeyOrValue> Store<T> {
     }
 
     /// Returns the address and key by which a peer READs the nodes.
-    pub fn remote(&self) -> RemoteMemory {
-        self.readable_trees.memory.remote()
+    pub fn remote_memory(&self) -> RemoteMemory {
+        self.readable_trees.memory.remote_memory()
     }
 
     /// Returns the statistics of all trees.
@@ -187,9 +193,11 @@ impl<T: KeyOrValue> Store<T> {
             .max();
         TreeStats {
             levels: u64::from(levels.unwrap_or(0)),
-            nodes,
-            room,
-            bytes: nodes * self.readable_trees.memory.node_shape().words as u64 * 8,
+            used_nodes: nodes,
+            node_capacity: room,
+            used_node_bytes: nodes
+                * self.readable_trees.memory.node_shape().words_per_node as u64
+                * 8,
             splits: self.splits.load(Ordering::Relaxed),
             merges: self.merges.load(Ordering::Relaxed),
         }
@@ -205,7 +213,7 @@ impl<T: KeyOrValue> Store<T> {
     ) -> Result<(NodeNumber, LockedNode<'_, T>), LockTimeout> {
         let mut node = from;
         for _ in 0..MAX_NODES_LOCKED_PER_CHANGE {
-            let locked = self.readable_trees.memory.lock(node)?;
+            let locked = self.readable_trees.memory.lock_node(node)?;
             match locked.node().next_walk_step(key, tree as u64, level) {
                 NextStep::Leaf | NextStep::Child(_) => return Ok((node, locked)),
                 NextStep::Sibling(right) => node = right,
@@ -229,9 +237,9 @@ impl<T: KeyOrValue> Store<T> {
         value: T,
         when: PutCondition,
     ) -> Result<Option<T>, Refusal<T>> {
-        key.check_key(self.sizes())?;
-        value.check_value(self.sizes())?;
-        let mut walk = self.readable_trees.begin(tree);
+        key.check_key(self.key_and_value_limits())?;
+        value.check_value(self.key_and_value_limits())?;
+        let mut walk = self.readable_trees.begin_walk(tree);
         self.put_from_walk(tree, (key, value), when, &mut walk)
     }
 
@@ -251,12 +259,12 @@ impl<T: KeyOrValue> Store<T> {
             Ok(place) => {
                 let before = node.value(place);
                 if when != PutCondition::Absent {
-                    leaf.update(place, &value);
+                    leaf.update_payload(place, &value);
                 }
                 Ok(Some(before))
             }
             Err(_) if when == PutCondition::Present => Ok(None),
-            Err(place) if node.entry_count() < node.capacity() => {
+            Err(place) if node.entry_count() < node.entry_capacity() => {
                 leaf.insert(place, &key, &value);
                 Ok(None)
             }
@@ -304,11 +312,11 @@ impl<T: KeyOrValue> Store<T> {
             .readable_trees
             .memory
             .allocate_locked(is_inner)
-            .ok_or(Refusal::Full)?;
+            .ok_or(Refusal::StoreFull)?;
         let node = left.node();
         let end = node.key_upper_bound();
         right.init(tree as u64, level, node.flags(), high);
-        right.set_fences_and_sibling(at, end, node.0[SIBLING_WORD].load(Ordering::Relaxed));
+        right.set_fences_and_sibling(at, end, node.0[SIBLING_WORD_INDEX].load(Ordering::Relaxed));
         left.replace_entries(low);
         left.set_high_fence_and_sibling(Some(at), number);
         // A walk that has known the new node's number for long may change the node as soon as it is unlocked. The left
@@ -335,8 +343,10 @@ impl<T: KeyOrValue> Store<T> {
         let node = parent.node();
         match node.find(&at) {
             // A merge and a split happened at the same key.
-            Ok(place) => parent.update(place, &right),
-            Err(place) if node.entry_count() < node.capacity() => parent.insert(place, &at, &right),
+            Ok(place) => parent.update_payload(place, &right),
+            Err(place) if node.entry_count() < node.entry_capacity() => {
+                parent.insert(place, &at, &right)
+            }
             Err(_) => {
                 let (at, right) = self.split_and_insert(parent, (at, right), tree, level)?;
                 self.insert_into_parent(tree, level + 1, (at, right))?;
@@ -362,7 +372,7 @@ impl<T: KeyOrValue> Store<T> {
             .readable_trees
             .memory
             .allocate_locked(true)
-            .ok_or(Refusal::Full)?;
+            .ok_or(Refusal::StoreFull)?;
         // Other threads may also have split nodes of this level: they add their entries to the new root.
         new.init(tree as u64, level, 0, &[(T::default(), root), (at, right)]);
         new.set_fences_and_sibling(T::default(), None, 0);
@@ -377,7 +387,7 @@ impl<T: KeyOrValue> Store<T> {
     /// # Errors
     /// [`Refusal::BusyNodeOrZero`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
     pub fn remove(&self, tree: usize, key: T) -> Result<Option<T>, Refusal<T>> {
-        let mut walk = self.readable_trees.begin(tree);
+        let mut walk = self.readable_trees.begin_walk(tree);
         self.remove_from_walk(tree, &key, &mut walk)
     }
 
@@ -421,13 +431,13 @@ impl<T: KeyOrValue> Store<T> {
             .readable_trees
             .find_covering_node(tree, key, level + 1)
             .ok()?;
-        let mut above = self.readable_trees.memory.try_lock(parent)?;
-        let mut locked = self.readable_trees.memory.try_lock(left)?;
-        let right = locked.node().0[SIBLING_WORD].load(Ordering::Relaxed);
+        let mut above = self.readable_trees.memory.try_lock_node(parent)?;
+        let mut locked = self.readable_trees.memory.try_lock_node(left)?;
+        let right = locked.node().0[SIBLING_WORD_INDEX].load(Ordering::Relaxed);
         let mut other = self
             .readable_trees
             .memory
-            .try_lock(right)
+            .try_lock_node(right)
             .filter(|_| right != 0)?;
         let (a, b) = (locked.node(), other.node());
         let place = above
@@ -436,7 +446,7 @@ impl<T: KeyOrValue> Store<T> {
             .ok()
             .filter(|&place| place > 0)?;
         let children = (above.node().child(place - 1), above.node().child(place));
-        let fits = a.entry_count() + b.entry_count() <= a.capacity() * 3 / 4;
+        let fits = a.entry_count() + b.entry_count() <= a.entry_capacity() * 3 / 4;
         // Leaves of another server are merged only if they have the same owner word.
         let alike = match (a.is_owned_elsewhere(), b.is_owned_elsewhere()) {
             (true, true) => a.child(0) == b.child(0),
@@ -444,7 +454,7 @@ impl<T: KeyOrValue> Store<T> {
         };
         let same = |n: Node<'_, [AtomicU64], T>, level| {
             n.level() == level
-                && n.0[TREE_WORD].load(Ordering::Relaxed) == tree as u64
+                && n.0[TREE_WORD_INDEX].load(Ordering::Relaxed) == tree as u64
                 && !n.is_dead()
         };
         let sound = same(above.node(), level + 1) && same(a, level) && same(b, level);
@@ -464,7 +474,7 @@ impl<T: KeyOrValue> Store<T> {
         }
         locked.set_high_fence_and_sibling(
             b.key_upper_bound(),
-            b.0[SIBLING_WORD].load(Ordering::Relaxed),
+            b.0[SIBLING_WORD_INDEX].load(Ordering::Relaxed),
         );
         // The right node must not be readable any more when the left one is unlocked. Its checksum is outdated from here on,
         // so a walk that is on its way there waits, and does not miss what is changed in the left node.

@@ -7,7 +7,7 @@ use verbs::{Access, ProtectionDomain};
 
 use super::*;
 use crate::key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes};
-use crate::node::{Node, SIBLING_WORD};
+use crate::node::{Node, SIBLING_WORD_INDEX};
 
 fn pd() -> ProtectionDomain {
     let device = verbs::Provider::softnic().device(None);
@@ -105,7 +105,7 @@ fn check<T: TestItem>(store: &Store<T>, tree: usize) -> Vec<(u64, u64)> {
             } else if !n.is_owned_elsewhere() {
                 entries.extend((0..n.entry_count()).map(|i| (n.key(i), n.value(i))));
             }
-            node = words[SIBLING_WORD].load(Ordering::Relaxed);
+            node = words[SIBLING_WORD_INDEX].load(Ordering::Relaxed);
             assert_eq!(n.key_upper_bound().is_none(), node == 0);
             low = n.key_upper_bound().unwrap_or_default();
         }
@@ -234,7 +234,7 @@ fn longer_strings_than_the_tree_allows_are_refused() {
     let store = store::<ByteString>(40);
     let long = ByteString::new(&[b'x'; 15]).expect("short enough for a string");
     let short = ByteString::of(5);
-    let refused = |found| matches!(found, Err(Refusal::TooLong(e)) if e.length > e.most);
+    let refused = |found| matches!(found, Err(Refusal::TooLong(e)) if e.length > e.max_length);
     assert!(refused(
         store.put(0, long, short, PutCondition::Always).map(|_| ())
     ));
@@ -243,7 +243,10 @@ fn longer_strings_than_the_tree_allows_are_refused() {
         store.put(0, short, value, PutCondition::Always).map(|_| ())
     ));
     let loaded = store.bulk_load(0, 1, 1.0, 1, |_| (long, short));
-    assert!(matches!(loaded, Err(LoadError::TooLong(_))), "{loaded:?}");
+    assert!(
+        matches!(loaded, Err(BulkLoadError::TooLong(_))),
+        "{loaded:?}"
+    );
     let mut reserved = store.reserve_nodes(1).expect("room");
     let range = (ByteString::default(), None);
     assert!(refused(store.adopt(
@@ -260,16 +263,16 @@ fn loads_refuse_what_is_wrong() {
     let store = store::<u64>(40);
     assert_eq!(
         store.bulk_load(0, 100, 1.0, 1, |i| (i / 2, i)),
-        Err(LoadError::Order { at: 1 })
+        Err(BulkLoadError::KeysNotAscending { at: 1 })
     );
     assert!(matches!(
         store.bulk_load(0, 10_000, 1.0, 1, |i| (i, i)),
-        Err(LoadError::Full { .. })
+        Err(BulkLoadError::StoreFull { .. })
     ));
     store.bulk_load(0, 100, 1.0, 3, |i| (i, i)).expect("loads");
     assert_eq!(
         store.bulk_load(0, 1, 1.0, 1, |i| (i, i)),
-        Err(LoadError::NotEmpty)
+        Err(BulkLoadError::NotEmpty)
     );
     assert_eq!(check(&store, 0).len(), 100);
 }
@@ -277,13 +280,13 @@ fn loads_refuse_what_is_wrong() {
 #[test]
 fn an_insert_during_a_load_is_kept_and_the_load_refused() {
     let store = store::<u64>(100);
-    let free = |store: &Store<u64>| store.stats().room - store.stats().nodes;
+    let free = |store: &Store<u64>| store.stats().node_capacity - store.stats().used_nodes;
     let before = free(&store);
     let loaded = store.bulk_load(0, 100, 1.0, 1, |i| {
         store.put(0, 1000, 7, PutCondition::Always).expect("room");
         (i, i)
     });
-    assert_eq!(loaded, Err(LoadError::NotEmpty));
+    assert_eq!(loaded, Err(BulkLoadError::NotEmpty));
     assert_eq!(check(&store, 0), [(1000, 7)]);
     assert_eq!(free(&store), before, "the nodes of the load are free again");
 }
@@ -300,7 +303,7 @@ fn a_root_that_a_client_has_locked_is_not_replaced() {
             (i, i)
         })
     };
-    assert_eq!(load(), Err(LoadError::RootLocked));
+    assert_eq!(load(), Err(BulkLoadError::RootLocked));
     word.store(0, Ordering::Release);
     assert_eq!(check(&store, 0), []);
     store.bulk_load(0, 100, 1.0, 1, |i| (i, i)).expect("loads");
@@ -314,7 +317,7 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     let full = (0..100_000u64).find(|k| {
         let put = store.put(0, *k, *k, PutCondition::Always);
         there += u64::from(put.is_ok());
-        put == Err(Refusal::Full)
+        put == Err(Refusal::StoreFull)
     });
     assert!(full.is_some() && there > 200);
     assert_eq!(check(&store, 0).len() as u64, there);
@@ -377,7 +380,7 @@ fn see_one_tree_in_threads<T: TestItem>() {
             }
         });
         scope.spawn(move || {
-            let mut words = vec![0u64; store.readable_trees.memory.node_shape().words];
+            let mut words = vec![0u64; store.readable_trees.memory.node_shape().words_per_node];
             let mut whole = 0u64;
             while !stop.load(Ordering::Relaxed) {
                 for number in 1..400 {
@@ -414,7 +417,10 @@ fn hand_over<T: TestItem>(giver: &Store<T>, taker: &Store<T>, range: (T, Option<
         Err(Refusal::BusyNodeOrZero(0))
     );
     let mut reserved = taker.reserve_nodes(entries.len()).expect("room");
-    let owner = RangeOwner { server: 1, version };
+    let owner = RangeOwner {
+        server_number: 1,
+        version,
+    };
     giver.cede(0, range, owner).expect("it is frozen");
     let is_refused_as_moved = |found| matches!(found, Err(Refusal::Moved(e)) if e.owner == owner);
     assert!(is_refused_as_moved(giver.get(0, inside).map(|_| ())));
@@ -438,7 +444,7 @@ fn leaves(store: &Store<u64>, tree: usize) -> Vec<(u64, u64)> {
     while node != 0 {
         let words = store.readable_trees.memory.words_of_node(node);
         found.push((Node::<_, u64>(words, NumberSizes).key_lower_bound(), node));
-        node = words[SIBLING_WORD].load(Ordering::Relaxed);
+        node = words[SIBLING_WORD_INDEX].load(Ordering::Relaxed);
     }
     found
 }
@@ -453,7 +459,7 @@ fn a_range_with_a_locked_leaf_is_not_ceded_in_part() {
     let range = (0, Some(leaves[3].0));
     store.freeze(0, range).expect("all of it is the store's");
     let owner = RangeOwner {
-        server: 1,
+        server_number: 1,
         version: 1,
     };
     let locked = store.readable_trees.memory.node_lock_word(leaves[1].1);
@@ -478,9 +484,9 @@ fn a_leaf_that_cannot_be_adopted_whole_stays_with_its_owner() {
     let range = (0, None);
     let owner = RangeOwner::default();
     store.assign_range_to_other(0, range, owner).expect("room");
-    let keys = 4 * store.readable_trees.memory.node_shape().capacity(0) as u64;
+    let keys = 4 * store.readable_trees.memory.node_shape().entry_capacity(0) as u64;
     let entries: Vec<_> = (0..keys).map(|key| (key, key)).collect();
-    let other_nodes = store.stats().nodes - leaves(&store, 0).len() as u64;
+    let other_nodes = store.stats().used_nodes - leaves(&store, 0).len() as u64;
     let mut reserved = store.reserve_nodes(entries.len()).expect("room");
     // The chain is built from the right, and its second leaf cannot be locked.
     let second = reserved.nodes[reserved.nodes.len() - 2];
@@ -502,7 +508,7 @@ fn a_leaf_that_cannot_be_adopted_whole_stays_with_its_owner() {
         .expect("not locked any more");
     store.release_nodes(reserved);
     assert_eq!(check(&store, 0), entries);
-    let others_now = store.stats().nodes - leaves(&store, 0).len() as u64;
+    let others_now = store.stats().used_nodes - leaves(&store, 0).len() as u64;
     assert_eq!(others_now, other_nodes + 1, "no node is lost");
 }
 
@@ -515,7 +521,7 @@ fn a_free_node_that_a_client_has_locked_is_skipped() {
             assert!(store.remove(0, key).is_ok());
         }
     };
-    let used = || store.stats().nodes;
+    let used = || store.stats().used_nodes;
     for key in 0..50 {
         assert_eq!(put(key), Ok(None));
     }

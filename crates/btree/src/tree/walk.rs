@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::memory::{LockTimeout, NodeNumber, StoreMemory};
 use crate::key_or_value::{KeyOrValue, TooLongError};
-use crate::node::{NextStep, Node, SIBLING_WORD};
+use crate::node::{NextStep, Node, SIBLING_WORD_INDEX};
 use crate::node_words::NodeWords;
 
 /// The reason why a request was not executed.
@@ -16,12 +16,12 @@ use crate::node_words::NodeWords;
 pub enum Refusal<T: KeyOrValue = u64> {
     /// The memory has no free node.
     #[error("the store is full: delete something, or give the server room for more keys")]
-    Full,
+    StoreFull,
     /// A client holds a node's lock for too long, or the node's keys are being handed over.
     #[error("a node of the tree is locked for long")]
     BusyNodeOrZero(u64),
     /// The key belongs to another server.
-    #[error("keys from {} on belong to server {}", .0.first_key, .0.owner.server)]
+    #[error("keys from {} on belong to server {}", .0.first_key, .0.owner.server_number)]
     Moved(MovedRange<T>),
     /// A key or a value is longer than the trees allow.
     #[error(transparent)]
@@ -32,19 +32,20 @@ pub enum Refusal<T: KeyOrValue = u64> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct RangeOwner {
     /// The number of the server.
-    pub server: u16,
+    #[serde(rename = "server")]
+    pub server_number: u16,
     /// Counts the handovers of the range, below 2^48. The greater of two versions is newer.
     pub version: u64,
 }
 
 impl RangeOwner {
     pub(crate) fn encode_word(self) -> u64 {
-        u64::from(self.server) << 48 | self.version & ((1 << 48) - 1)
+        u64::from(self.server_number) << 48 | self.version & ((1 << 48) - 1)
     }
 
     pub(crate) fn decode_word(word: u64) -> Self {
         Self {
-            server: (word >> 48) as u16,
+            server_number: (word >> 48) as u16,
             version: word & ((1 << 48) - 1),
         }
     }
@@ -153,18 +154,20 @@ impl<T: KeyOrValue> ReadableTrees<T> {
 
     /// Begins a walk at the root of a tree.
     #[inline]
-    pub(crate) fn begin(&self, tree: usize) -> WalkPosition {
+    pub(crate) fn begin_walk(&self, tree: usize) -> WalkPosition {
         let (node, level) = self.root_and_level(tree);
         WalkPosition::at(node, level)
     }
 
     /// Takes one step towards the value of a key, and prefetches the next node. Does nothing if the walk is complete.
     #[inline]
-    pub(crate) fn step(&self, tree: usize, key: &T, walk: &mut WalkPosition) {
+    pub(crate) fn step_walk(&self, tree: usize, key: &T, walk: &mut WalkPosition) {
         let level = walk.level;
         if level == 0 {
             if walk.index_in_leaf.is_none() {
-                let found = self.memory.read(walk.node, |n| n.find(key).ok());
+                let found = self
+                    .memory
+                    .read_node_consistently(walk.node, |n| n.find(key).ok());
                 if let Ok(Some(place)) = found {
                     walk.index_in_leaf = u16::try_from(place).ok();
                     self.memory.prefetch_value(walk.node, place);
@@ -174,16 +177,16 @@ impl<T: KeyOrValue> ReadableTrees<T> {
         }
         match self
             .memory
-            .read(walk.node, |n| n.next_walk_step(key, tree as u64, level))
+            .read_node_consistently(walk.node, |n| n.next_walk_step(key, tree as u64, level))
         {
             Ok(NextStep::Child(child)) => {
                 *walk = WalkPosition::at(child, level - 1);
-                self.memory.prefetch(child, level - 1);
+                self.memory.prefetch_header_and_keys(child, level - 1);
             }
             Ok(NextStep::Sibling(right)) => walk.node = right,
             // After an error or a lost walk, [`finish_walk_and_get_value`](Self::finish_walk_and_get_value) continues
             // from the root.
-            _ => *walk = self.begin(tree),
+            _ => *walk = self.begin_walk(tree),
         }
     }
 
@@ -200,13 +203,13 @@ impl<T: KeyOrValue> ReadableTrees<T> {
             let level = walk.level;
             match self
                 .memory
-                .read(walk.node, |n| n.next_walk_step(key, tree as u64, level))?
+                .read_node_consistently(walk.node, |n| n.next_walk_step(key, tree as u64, level))?
             {
                 NextStep::Child(child) => {
                     *walk = WalkPosition::at(child, level - 1);
                 }
                 NextStep::Sibling(right) => walk.node = right,
-                NextStep::Leaf | NextStep::Restart => *walk = self.begin(tree),
+                NextStep::Leaf | NextStep::Restart => *walk = self.begin_walk(tree),
             }
         }
         Ok(())
@@ -226,7 +229,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
             if walk.level > 0 {
                 self.walk_down_to_leaf(tree, key, walk)?;
             }
-            let found = self.memory.read(walk.node, |n| {
+            let found = self.memory.read_node_consistently(walk.node, |n| {
                 let next = n.next_walk_step(key, tree as u64, 0);
                 if n.is_owned_elsewhere() && next == NextStep::Leaf {
                     return Err(MovedRange::from_moved_leaf(n));
@@ -246,7 +249,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
             match found.map_err(Refusal::Moved)? {
                 (NextStep::Leaf, value) => return Ok(value),
                 (NextStep::Sibling(right), _) => walk.node = right,
-                _ => *walk = self.begin(tree),
+                _ => *walk = self.begin_walk(tree),
             }
         }
     }
@@ -265,7 +268,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                 count_step(&mut steps, node)?;
                 let next = self
                     .memory
-                    .read(node, |n| n.next_walk_step(key, tree as u64, level))?;
+                    .read_node_consistently(node, |n| n.next_walk_step(key, tree as u64, level))?;
                 match next {
                     NextStep::Restart => continue 'restart,
                     NextStep::Sibling(right) => node = right,
@@ -303,7 +306,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
             };
             let kept = into.len();
             let mut moved = None;
-            let found = self.memory.read(node, |n| {
+            let found = self.memory.read_node_consistently(node, |n| {
                 into.truncate(kept);
                 moved = None;
                 match n.next_walk_step(&from, tree as u64, 0) {
@@ -331,7 +334,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                 }
                 Some((
                     n.key_upper_bound(),
-                    n.0[SIBLING_WORD].load(Ordering::Relaxed),
+                    n.0[SIBLING_WORD_INDEX].load(Ordering::Relaxed),
                     false,
                 ))
             })?;
@@ -352,7 +355,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                         count_step(&mut steps, node)?;
                     }
                     known = Some(sibling).filter(|s| *s != 0);
-                    self.memory.prefetch(sibling, 0);
+                    self.memory.prefetch_header_and_keys(sibling, 0);
                 }
             }
         }

@@ -16,7 +16,7 @@ use crate::memory_layout::{
     cts_entry_offset, slot_index,
 };
 use crate::peer_watch::PeerMonitor;
-use crate::receiving::{GroupPartSizes, ImmediateResult, ReceiveQueue};
+use crate::receive_state::{GroupPartSizes, ImmediateResult, ReceiveQueue};
 use crate::request_pool::RequestHandle;
 
 /// Receives into buffers that it posts.
@@ -39,8 +39,8 @@ pub struct Receiver {
     recvs_to_repost: Vec<usize>,
     /// Clear-to-send WRITEs of each lane since it posted a signaled one.
     unsignaled_cts_writes: Vec<usize>,
-    flush: Option<FlushLoopbackQp>,
-    flush_pd_and_config: (ProtectionDomain, Config),
+    flush_qp: Option<FlushLoopbackQp>,
+    flush_qp_pd_and_config: (ProtectionDomain, Config),
     peer_monitor: PeerMonitor,
     first_error: Option<Error>,
 }
@@ -56,7 +56,7 @@ struct FlushLoopbackQp {
 /// The `wr_id` of a flush; that of a clear-to-send WRITE is 0.
 const FLUSH_WR_ID: u64 = 1;
 /// Flushes under way, at most.
-const MAX_FLUSHES: usize = 64;
+const MAX_FLUSHES_IN_FLIGHT: usize = 64;
 
 impl Receiver {
     pub(crate) fn new(
@@ -79,8 +79,8 @@ impl Receiver {
             cts_staging: staging,
             sender_fifo: fifo,
             repost_list: recvs,
-            flush: None,
-            flush_pd_and_config: flush_resources,
+            flush_qp: None,
+            flush_qp_pd_and_config: flush_resources,
             peer_monitor,
             first_error: None,
         }
@@ -160,15 +160,15 @@ impl Receiver {
                 buffer.len()
             ))
         })?;
-        if self.flush.is_none() {
-            let (pd, config) = &self.flush_pd_and_config;
+        if self.flush_qp.is_none() {
+            let (pd, config) = &self.flush_qp_pd_and_config;
             let made = FlushLoopbackQp::new(pd, config, &self.cq);
-            self.flush = Some(self.record_first_error(made)?);
+            self.flush_qp = Some(self.record_first_error(made)?);
         }
-        let Some(flush) = self.flush.as_mut() else {
+        let Some(flush) = self.flush_qp.as_mut() else {
             return Ok(None);
         };
-        if flush.requests_in_flight.len() >= MAX_FLUSHES {
+        if flush.requests_in_flight.len() >= MAX_FLUSHES_IN_FLIGHT {
             self.poll()?;
             return Ok(None);
         }
@@ -257,7 +257,7 @@ impl Receiver {
             lane_qpns: qpns,
             recvs_to_repost: used,
             completion_records: records,
-            flush,
+            flush_qp: flush,
             ..
         } = self;
         let taken = lane::drain_completions(cq, |wc| {
@@ -283,13 +283,13 @@ impl Receiver {
             Ok(())
         });
         let taken = self.record_first_error(taken)?;
-        let posted = self.post_recvs();
+        let posted = self.repost_recvs();
         self.record_first_error(posted)?;
         Ok(taken)
     }
 
     /// Posts RECVs again, a batch at a time.
-    fn post_recvs(&mut self) -> Result<(), Error> {
+    fn repost_recvs(&mut self) -> Result<(), Error> {
         for (lane, used) in self.lanes.iter().zip(&mut self.recvs_to_repost) {
             while *used >= RECVS_PER_REPOST {
                 lane.qp.post_recv(&mut self.repost_list)?;
@@ -339,7 +339,7 @@ fn read_completion_record(
 impl FlushLoopbackQp {
     fn new(pd: &ProtectionDomain, config: &Config, cq: &CompletionQueue) -> Result<Self, Error> {
         let mut qp = pd
-            .qp::<Rc>(cq, cq)
+            .qp_builder::<Rc>(cq, cq)
             .port_num(config.port_num)
             .max_send_wr(128u32)
             .max_recv_wr(1u32);

@@ -16,7 +16,7 @@ use crate::memory_layout::{
 };
 use crate::peer_watch::PeerMonitor;
 use crate::request_pool::RequestHandle;
-use crate::sending::{MatchedGroup, MatchedSend, SendMatch, SendQueue};
+use crate::send_state::{MatchedGroup, MatchedSend, SendMatch, SendQueue};
 
 /// Sends into buffers that the receiver has posted.
 ///
@@ -62,7 +62,7 @@ impl Sender {
     /// requests are under way; try again. The bytes belong to the NIC until the request is done.
     ///
     /// # Errors
-    /// The errors of the connection, which is then broken. [`Error::InvalidRange`] and [`Error::TooLong`] concern this
+    /// The errors of the connection, which is then broken. [`Error::InvalidRange`] and [`Error::MessageTooLong`] concern this
     /// send alone.
     pub fn isend(
         &mut self,
@@ -89,8 +89,8 @@ impl Sender {
                 self.fail_if_peer_gone("sends that wait for a receive")?;
                 Ok(None)
             }
-            SendMatch::Incomplete(request) => Ok(Some(request)),
-            SendMatch::Ready(request, group) => {
+            SendMatch::GroupIncomplete(request) => Ok(Some(request)),
+            SendMatch::GroupComplete(request, group) => {
                 let posted = self.write_group(&group);
                 self.record_first_error(posted)?;
                 Ok(Some(request))
@@ -190,7 +190,8 @@ impl Sender {
                     Some(payload) => list.rdma_write_with_imm(payload, remote, part.payload_len),
                     None => list.rdma_write_with_imm(HeaderOnly, remote, part.payload_len),
                 };
-                wr.signaled().wr_id(wr_id(index, group.number));
+                wr.signaled()
+                    .wr_id(wr_id_of_lane_and_group(index, group.number));
             } else {
                 for part in &group.parts {
                     if let (Some(payload), remote) = lane_stripe(part, lanes, index)? {
@@ -210,7 +211,8 @@ impl Sender {
                 } else {
                     list.rdma_write_with_imm(record.0, record.1, imm)
                 };
-                wr.signaled().wr_id(wr_id(index, group.number));
+                wr.signaled()
+                    .wr_id(wr_id_of_lane_and_group(index, group.number));
             }
             lane.qp.post_send(list)?;
             lane.free_send_wrs -= list.len();
@@ -248,7 +250,7 @@ impl Sender {
             ..
         } = self;
         let taken = lane::drain_completions(&self.cq, |wc| {
-            let (lane, group) = lane_and_group(wc.wr_id());
+            let (lane, group) = lane_and_group_of_wr_id(wc.wr_id());
             if let (Some(lane), Some(posted)) = (lanes.get_mut(lane), wrs[lane].pop_front()) {
                 lane.free_send_wrs += usize::from(posted);
             }
@@ -279,15 +281,15 @@ impl Sender {
 }
 
 /// Bits of a `wr_id` that hold the group.
-const GROUP_BITS: u32 = 56;
+const WR_ID_GROUP_BITS: u32 = 56;
 
-fn wr_id(lane: usize, group: u64) -> u64 {
-    (lane as u64) << GROUP_BITS | group & ((1 << GROUP_BITS) - 1)
+fn wr_id_of_lane_and_group(lane: usize, group: u64) -> u64 {
+    (lane as u64) << WR_ID_GROUP_BITS | group & ((1 << WR_ID_GROUP_BITS) - 1)
 }
 
-fn lane_and_group(wr_id: u64) -> (usize, u64) {
-    let lane = (wr_id >> GROUP_BITS) as usize;
-    (lane, wr_id & ((1 << GROUP_BITS) - 1))
+fn lane_and_group_of_wr_id(wr_id: u64) -> (usize, u64) {
+    let lane = (wr_id >> WR_ID_GROUP_BITS) as usize;
+    (lane, wr_id & ((1 << WR_ID_GROUP_BITS) - 1))
 }
 
 /// The piece of a send that a lane carries, and its destination.

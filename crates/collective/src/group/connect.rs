@@ -7,7 +7,7 @@ use verbs::{ProtectionDomain, poll_until};
 
 use super::messages::RankMessenger;
 use super::transfer::RankLink;
-use super::{Group, RING_SLICE_BYTES};
+use super::{Group, MAX_RING_SLICE_BYTES};
 use crate::comm::{Receiver, Sender};
 use crate::config::Config;
 use crate::error::Error;
@@ -31,7 +31,7 @@ pub struct PreparedGroup {
 /// place of the rank's own, then those of messages.
 #[derive(Clone, Copy)]
 struct ListenerLayout {
-    ranks: usize,
+    rank_count: usize,
 }
 
 impl ListenerLayout {
@@ -40,11 +40,11 @@ impl ListenerLayout {
     }
 
     fn index_for_messages(self, from: usize, to: usize) -> usize {
-        self.ranks + from - usize::from(from > to)
+        self.rank_count + from - usize::from(from > to)
     }
 
     fn count(self) -> usize {
-        2 * self.ranks - 1
+        2 * self.rank_count - 1
     }
 }
 
@@ -69,7 +69,7 @@ impl PreparedGroup {
             pd: pd.clone(),
             config: *config,
             rank,
-            listeners: (0..ListenerLayout { ranks }.count())
+            listeners: (0..ListenerLayout { rank_count: ranks }.count())
                 .map(listen)
                 .collect::<Result<_, _>>()?,
         })
@@ -106,7 +106,7 @@ impl PreparedGroup {
         goes_on: impl FnMut() -> bool,
     ) -> Result<(Group, RankMessenger), Error> {
         let (rank, ranks) = (self.rank, addresses.len());
-        let slots = ListenerLayout { ranks };
+        let slots = ListenerLayout { rank_count: ranks };
         if slots.count() != self.listeners.len() {
             return Err(Error::Protocol(format!(
                 "{ranks} addresses for a group of {} ranks",
@@ -149,7 +149,7 @@ impl PreparedGroup {
         let Some(ring) = ring else {
             return Err(Error::Protocol("this rank has no address".to_owned()));
         };
-        let ring = Ring::new(&self.pd, (rank, ranks), ring, RING_SLICE_BYTES)?;
+        let ring = Ring::new(&self.pd, (rank, ranks), ring, MAX_RING_SLICE_BYTES)?;
         let messages = ends.map(|(sender, receiver)| RankLink::new(&self.pd, sender, receiver));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let group = Group::new(&self.pd, ring.with_timeout(timeout), links, timeout)?;
@@ -169,7 +169,7 @@ impl PreparedGroup {
             Error::Protocol(format!(
                 "{} bytes are not the address of a rank of {}",
                 address.len(),
-                slots.ranks
+                slots.rank_count
             ))
         })?;
         PendingConnect::new(&self.pd, &self.config, &handle)

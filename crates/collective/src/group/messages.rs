@@ -94,7 +94,7 @@ impl RankMessenger {
                 }),
                 Err(e) => done(payload, Err(e.clone())),
             },
-            None => done(payload, Err(no_such_peer(peer))),
+            None => done(payload, Err(no_such_peer_error(peer))),
         }
     }
 
@@ -110,7 +110,7 @@ impl RankMessenger {
                 }),
                 Err(e) => done(payload, Err(e.clone())),
             },
-            None => done(payload, Err(no_such_peer(peer))),
+            None => done(payload, Err(no_such_peer_error(peer))),
         }
     }
 
@@ -130,7 +130,7 @@ impl RankMessenger {
     }
 }
 
-fn no_such_peer(peer: usize) -> Error {
+fn no_such_peer_error(peer: usize) -> Error {
     Error::Protocol(format!(
         "rank {peer} is not another rank of this group: messages go to and come from other ranks"
     ))
@@ -149,7 +149,7 @@ impl PeerQueues {
             moved |= *stepped.as_ref().unwrap_or(&true);
             failure = stepped.err();
             if done && failure.is_none() {
-                complete_first(&mut self.outgoing);
+                complete_first_message(&mut self.outgoing);
             }
         }
         if let Some(first) = self.incoming.front_mut() {
@@ -158,7 +158,7 @@ impl PeerQueues {
             let done = first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
             match stepped {
-                Ok(_) if done => complete_first(&mut self.incoming),
+                Ok(_) if done => complete_first_message(&mut self.incoming),
                 Ok(_) => {}
                 Err(e) => failure = Some(e),
             }
@@ -182,7 +182,7 @@ impl PeerQueues {
 }
 
 /// Takes the first message out of its queue after it was sent or received.
-fn complete_first<P>(queue: &mut VecDeque<QueuedMessage<P>>) {
+fn complete_first_message<P>(queue: &mut VecDeque<QueuedMessage<P>>) {
     if let Some(message) = queue.pop_front() {
         (message.on_done)(message.payload, Ok(()));
     }

@@ -8,9 +8,9 @@
 //! each rank sends the fewest bytes.
 
 mod connect;
-mod forward;
+mod forward_blocks;
 mod messages;
-mod pipeline;
+mod pipelined_all_reduce;
 mod transfer;
 
 use std::time::Duration;
@@ -21,17 +21,17 @@ use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
 use crate::ring::{CollectiveCall, DataType, Reduction, Ring, reduce_bytes};
 pub use connect::PreparedGroup;
-use forward::{BlockOrder, ForwardedBlocks};
+use forward_blocks::{BlockForwarding, BlockOrder};
 pub use messages::{MessageMemory, RankMessenger};
-use pipeline::PipelinedAllReduce;
+use pipelined_all_reduce::PipelinedAllReduce;
 use transfer::{RankLink, ReceiveProgress, SendProgress, link_to_rank};
 
 /// Bytes up to which an all-reduce takes recursive doubling.
 const SHORT_ALL_REDUCE_BYTES: usize = 32 << 10;
 /// Bytes of registered memory that a reduce-scatter goes through at a time.
-const STAGE_BYTES: usize = 1 << 20;
+const REDUCE_SCATTER_STAGING_BYTES: usize = 1 << 20;
 /// Bytes of a slice of the ring, at most.
-const RING_SLICE_BYTES: usize = 128 << 10;
+const MAX_RING_SLICE_BYTES: usize = 128 << 10;
 
 /// One rank of a group of processes. All ranks call the same collectives in the same order with equal sizes.
 ///
@@ -76,7 +76,10 @@ impl Group {
         Ok(Self {
             ring,
             links,
-            staging: pd.alloc(STAGE_BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            staging: pd.alloc(
+                REDUCE_SCATTER_STAGING_BYTES,
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            )?,
             timeout,
         })
     }
@@ -87,8 +90,8 @@ impl Group {
     }
 
     /// Returns the number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.ring.ranks()
+    pub fn rank_count(&self) -> usize {
+        self.ring.rank_count()
     }
 
     /// Every rank gets the reduction of all ranks' elements; the same bytes everywhere.
@@ -102,7 +105,7 @@ impl Group {
         op: Reduction,
     ) -> Result<(), Error> {
         check_whole_elements(bytes.len(), data)?;
-        let place = (self.rank(), self.ranks());
+        let place = (self.rank(), self.rank_count());
         if bytes.len() <= SHORT_ALL_REDUCE_BYTES || place.1 == 1 {
             let call = CollectiveCall::AllReduce(data, op);
             return self.doubling_all_reduce(call, bytes, (data, op));
@@ -115,7 +118,7 @@ impl Group {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), Error> {
-        let place = (self.rank(), self.ranks());
+        let place = (self.rank(), self.rank_count());
         if root >= place.1 {
             return Err(Error::InvalidRange(format!(
                 "there is no rank {root}: the group has {} ranks",
@@ -123,7 +126,7 @@ impl Group {
             )));
         }
         let order = BlockOrder::of_broadcast(place, root);
-        ForwardedBlocks::new(place, &mut [bytes], order, &mut self.links).run(self.timeout)
+        BlockForwarding::new(place, &mut [bytes], order, &mut self.links).run(self.timeout)
     }
 
     /// Every rank gets each rank's `input`, in `outputs` by rank.
@@ -133,10 +136,10 @@ impl Group {
     pub fn all_gather(&mut self, input: &[u8], outputs: &mut [&mut [u8]]) -> Result<(), Error> {
         self.check_buffer_count(outputs.len())?;
         check_equal_sizes(outputs.iter().map(|o| o.len()), input.len())?;
-        let place = (self.rank(), self.ranks());
+        let place = (self.rank(), self.rank_count());
         outputs[place.0].copy_from_slice(input);
         let order = BlockOrder::of_all_gather(place);
-        ForwardedBlocks::new(place, outputs, order, &mut self.links).run(self.timeout)
+        BlockForwarding::new(place, outputs, order, &mut self.links).run(self.timeout)
     }
 
     /// Rank `r` gets the reduction of all ranks' `inputs[r]`.
@@ -160,7 +163,7 @@ impl Group {
                 self.staging
                     .write_at(to * part.len(), &input[part.clone()])?;
             }
-            let count = inputs.len() * part.len() / data.bytes();
+            let count = inputs.len() * part.len() / data.element_bytes();
             self.ring.reduce_scatter(&self.staging, count, data, op)?;
             self.staging
                 .read_at(rank * part.len(), &mut output[part.clone()])?;
@@ -173,7 +176,7 @@ impl Group {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn all_to_all(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), Error> {
-        let (rank, ranks) = (self.rank(), self.ranks());
+        let (rank, ranks) = (self.rank(), self.rank_count());
         self.check_buffer_count(inputs.len())?;
         self.check_buffer_count(outputs.len())?;
         check_equal_sizes(std::iter::once(inputs[rank].len()), outputs[rank].len())?;
@@ -200,17 +203,17 @@ impl Group {
 
     /// Bytes of a rank's block in the staging memory: whole elements of any type.
     fn max_staged_block_bytes(&self) -> usize {
-        STAGE_BYTES / self.ranks() / 8 * 8
+        REDUCE_SCATTER_STAGING_BYTES / self.rank_count() / 8 * 8
     }
 
     /// Refuses buffers that are not one for each rank.
     fn check_buffer_count(&self, buffers: usize) -> Result<(), Error> {
-        if buffers == self.ranks() {
+        if buffers == self.rank_count() {
             return Ok(());
         }
         Err(Error::InvalidRange(format!(
             "{buffers} buffers for {} ranks: each rank needs one",
-            self.ranks()
+            self.rank_count()
         )))
     }
 
@@ -222,7 +225,7 @@ impl Group {
         bytes: &mut [u8],
         (data, op): (DataType, Reduction),
     ) -> Result<(), Error> {
-        let (rank, ranks) = (self.rank(), self.ranks());
+        let (rank, ranks) = (self.rank(), self.rank_count());
         let below = 1 << ranks.ilog2();
         if rank >= below {
             self.exchange(call, Some((rank - below, bytes)), None)?;
@@ -285,12 +288,12 @@ impl Group {
 
 /// Refuses bytes that are not whole elements.
 fn check_whole_elements(bytes: usize, data: DataType) -> Result<(), Error> {
-    if bytes.is_multiple_of(data.bytes()) {
+    if bytes.is_multiple_of(data.element_bytes()) {
         return Ok(());
     }
     Err(Error::InvalidRange(format!(
         "{bytes} bytes are not whole elements of {} bytes",
-        data.bytes()
+        data.element_bytes()
     )))
 }
 

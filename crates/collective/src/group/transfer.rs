@@ -9,9 +9,9 @@ use crate::error::Error;
 use crate::request_pool::RequestHandle;
 
 /// Bytes of a piece, at most.
-pub(super) const SLOT_BYTES: usize = 64 << 10;
+pub(super) const MAX_PIECE_BYTES: usize = 64 << 10;
 /// Pieces of a direction that may be under way.
-pub(super) const SLOTS: usize = 8;
+pub(super) const SLOTS_PER_DIRECTION: usize = 8;
 
 /// The connections of two ranks, one in each direction, with registered memory for pieces.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl RankLink {
         sender: Sender,
         receiver: Receiver,
     ) -> Result<Self, Error> {
-        let bytes = SLOTS * SLOT_BYTES;
+        let bytes = SLOTS_PER_DIRECTION * MAX_PIECE_BYTES;
         Ok(Self {
             sender,
             receiver,
@@ -57,7 +57,7 @@ pub(super) fn wrong_size_error(came: usize, expected: usize) -> Error {
 /// Returns the number of pieces of `len` bytes. No bytes are one piece, because a receive of nothing still waits for
 /// its send.
 pub(super) fn piece_count(len: usize) -> usize {
-    len.div_ceil(SLOT_BYTES).max(1)
+    len.div_ceil(MAX_PIECE_BYTES).max(1)
 }
 
 /// The bytes of a piece, and where its slot begins.
@@ -65,10 +65,10 @@ pub(super) fn piece_range_and_slot_offset(
     index: usize,
     len: usize,
 ) -> (std::ops::Range<usize>, usize) {
-    let start = index * SLOT_BYTES;
+    let start = index * MAX_PIECE_BYTES;
     (
-        start..(start + SLOT_BYTES).min(len),
-        index % SLOTS * SLOT_BYTES,
+        start..(start + MAX_PIECE_BYTES).min(len),
+        index % SLOTS_PER_DIRECTION * MAX_PIECE_BYTES,
     )
 }
 
@@ -92,7 +92,9 @@ impl SendProgress {
     ) -> Result<bool, Error> {
         let before = (self.started_pieces, self.delivered_pieces);
         let total = piece_count(bytes.len());
-        while self.started_pieces < total && self.started_pieces - self.delivered_pieces < SLOTS {
+        while self.started_pieces < total
+            && self.started_pieces - self.delivered_pieces < SLOTS_PER_DIRECTION
+        {
             let (range, slot) = piece_range_and_slot_offset(self.started_pieces, bytes.len());
             if self.filled_pieces == self.started_pieces {
                 link.send_slots.write_at(slot, &bytes[range.clone()])?;
@@ -139,7 +141,9 @@ impl ReceiveProgress {
     ) -> Result<bool, Error> {
         let before = (self.posted_pieces, self.received_pieces);
         let total = piece_count(bytes.len());
-        while self.posted_pieces < total && self.posted_pieces - self.received_pieces < SLOTS {
+        while self.posted_pieces < total
+            && self.posted_pieces - self.received_pieces < SLOTS_PER_DIRECTION
+        {
             let (range, slot) = piece_range_and_slot_offset(self.posted_pieces, bytes.len());
             let part = (&link.receive_slots, slot..slot + range.len(), tag);
             let Some(request) = link.receiver.irecv(&[part])? else {

@@ -38,7 +38,7 @@ impl DataType {
     ];
 
     /// Bytes of an element.
-    pub fn bytes(self) -> usize {
+    pub fn element_bytes(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::F64 | Self::I64 => 8,

@@ -6,8 +6,8 @@
 
 mod call;
 mod element;
-mod flow;
 mod half_precision;
+mod slice_forwarding;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::comm::{Receiver, Sender};
 use crate::config::Config;
-use crate::end::connected_pair;
 use crate::error::Error;
+use crate::unconnected_ends::connected_pair;
 pub(crate) use call::CollectiveCall;
 pub(crate) use element::reduce_bytes;
 pub use element::{DataType, Reduction};
-use flow::{CollectivePlan, MAX_SLICES_IN_FLIGHT, RingNeighbours, SliceDestination};
+use slice_forwarding::{CollectivePlan, MAX_SLICES_IN_FLIGHT, RingNeighbours, SliceDestination};
 
 /// Blocks are cut into so many slices at least, unless these would be shorter than [`MIN_SLICE_BYTES`]: one is under
 /// way while the next is made ready.
@@ -63,7 +63,7 @@ pub fn slice_bytes_for_block(block_bytes: usize, most: usize) -> usize {
 #[derive(Debug)]
 pub struct Ring {
     rank: usize,
-    ranks: usize,
+    rank_count: usize,
     neighbors: RingNeighbours,
 }
 
@@ -87,7 +87,7 @@ impl Ring {
         )?;
         Ok(Self {
             rank,
-            ranks,
+            rank_count: ranks,
             neighbors: RingNeighbours {
                 sender,
                 receiver,
@@ -111,13 +111,14 @@ impl Ring {
     }
 
     /// Returns the number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.ranks
+    pub fn rank_count(&self) -> usize {
+        self.rank_count
     }
 
     /// The elements of a block: what rank `block` gets from [`reduce_scatter`](Self::reduce_scatter).
     pub fn element_range(&self, count: usize, block: usize) -> Range<usize> {
-        let start = |block: usize| count / self.ranks * block + (count % self.ranks).min(block);
+        let start =
+            |block: usize| count / self.rank_count * block + (count % self.rank_count).min(block);
         start(block)..start(block + 1)
     }
 
@@ -132,7 +133,7 @@ impl Ring {
         data: DataType,
         op: Reduction,
     ) -> Result<(), Error> {
-        let last = 2 * (self.ranks - 1);
+        let last = 2 * (self.rank_count - 1);
         let call = CollectiveCall::AllReduce(data, op);
         self.run_steps(call, (buffer, count), (data, op), 0..last)
     }
@@ -148,7 +149,7 @@ impl Ring {
         data: DataType,
         op: Reduction,
     ) -> Result<(), Error> {
-        let last = self.ranks - 1;
+        let last = self.rank_count - 1;
         let call = CollectiveCall::ReduceScatter(data, op);
         self.run_steps(call, (buffer, count), (data, op), 0..last)
     }
@@ -163,7 +164,7 @@ impl Ring {
         count: usize,
         data: DataType,
     ) -> Result<(), Error> {
-        let steps = self.ranks - 1..2 * (self.ranks - 1);
+        let steps = self.rank_count - 1..2 * (self.rank_count - 1);
         let call = CollectiveCall::AllGather;
         self.run_steps(call, (buffer, count), (data, Reduction::Sum), steps)
     }
@@ -178,7 +179,7 @@ impl Ring {
         bytes: usize,
         root: usize,
     ) -> Result<(), Error> {
-        let from_root = (self.rank + self.ranks - root % self.ranks) % self.ranks;
+        let from_root = (self.rank + self.rank_count - root % self.rank_count) % self.rank_count;
         let slice_bytes = slice_bytes_for_block(bytes, self.neighbors.max_slice_bytes);
         let slices = bytes.div_ceil(slice_bytes);
         let cut = move |i: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
@@ -186,10 +187,10 @@ impl Ring {
             call: CollectiveCall::Broadcast,
             source: buffer,
             destination: buffer,
-            data: DataType::I64,
+            data_type: DataType::I64,
             op: Reduction::Sum,
             slices_to_receive: if from_root > 0 { slices } else { 0 },
-            slices_to_send: if from_root + 1 < self.ranks {
+            slices_to_send: if from_root + 1 < self.rank_count {
                 slices
             } else {
                 0
@@ -222,7 +223,7 @@ impl Ring {
             call: CollectiveCall::SendToNext,
             source: from,
             destination: into,
-            data: DataType::I64,
+            data_type: DataType::I64,
             op: Reduction::Sum,
             slices_to_receive: recvs,
             slices_to_send: sends,
@@ -239,7 +240,7 @@ impl Ring {
         (data, op): (DataType, Reduction),
         steps: Range<usize>,
     ) -> Result<(), Error> {
-        let (n, rank, element) = (self.ranks, self.rank, data.bytes());
+        let (n, rank, element) = (self.rank_count, self.rank, data.element_bytes());
         if count
             .checked_mul(element)
             .is_none_or(|bytes| bytes > buffer.len())
@@ -267,7 +268,7 @@ impl Ring {
             call,
             source: buffer,
             destination: buffer,
-            data,
+            data_type: data,
             op,
             slices_to_receive: total,
             slices_to_send: total,
@@ -275,7 +276,7 @@ impl Ring {
                 let (step, slice) = at(i);
                 let range = bytes(rank + 2 * n - step - 2, slice);
                 if step < n - 1 {
-                    return SliceDestination::Reduce(range);
+                    return SliceDestination::ReduceIntoBuffer(range);
                 }
                 // The block was sent in this earlier step.
                 let sent = (step + 1 - n).checked_sub(steps.start);

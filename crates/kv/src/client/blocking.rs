@@ -94,12 +94,13 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn connect_through(
+    pub fn connect_to_local_server(
         connector: LocalConnector,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        PipelinedClient::connect_through(connector, context, config).map(Self::from_pipeline)
+        PipelinedClient::connect_to_local_server(connector, context, config)
+            .map(Self::from_pipeline)
     }
 
     fn from_pipeline(pipeline: PipelinedClient) -> Self {
@@ -332,7 +333,7 @@ mod tests {
     #[test]
     fn nothing_is_kept_of_requests_that_nobody_can_ask_about() {
         let config = ServerConfig {
-            items: 1000,
+            item_capacity: 1000,
             ..ServerConfig::default()
         };
         let server = Server::start(config).expect("starts");

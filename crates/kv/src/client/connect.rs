@@ -26,7 +26,7 @@ pub(super) struct SessionOpener {
     port: PortAndGidIndex,
     context: Context,
     pd: ProtectionDomain,
-    target: ServerLocation<RendezvousProtocol>,
+    server_location: ServerLocation<RendezvousProtocol>,
     /// The name of the session.
     session_id: u64,
 }
@@ -43,7 +43,7 @@ pub(super) struct OpenSession {
 /// The client's queue pairs before the server has answered.
 struct PreparedQueuePairs {
     lanes: Vec<herd::PreparedClient>,
-    one_sided: Option<one_sided::PreparedOneSidedQueue>,
+    one_sided_queue: Option<one_sided::PreparedOneSidedQueue>,
     hash_seed: u64,
     server_design: Design,
     /// The longest answer that the server sends to any client.
@@ -51,7 +51,7 @@ struct PreparedQueuePairs {
 }
 
 fn missing_in_answer_error(what: &str) -> ClientError {
-    ClientError::refused(format!("its answer lacks {what}"))
+    ClientError::permanent_refusal(format!("its answer lacks {what}"))
 }
 
 impl SessionOpener {
@@ -70,7 +70,7 @@ impl SessionOpener {
                 .map_err(ConnectError::from)?,
             pd: context.alloc_pd()?,
             context: context.clone(),
-            target,
+            server_location: target,
             session_id: from_system(),
             config,
         })
@@ -83,7 +83,7 @@ impl SessionOpener {
 
     /// Opens a session, and retries until the deadline while a retry can help.
     pub(super) fn open_until(&self, until: Instant) -> Result<OpenSession, ClientError> {
-        let target = &self.target;
+        let target = &self.server_location;
         target.retry_until(until, || self.open(), ClientError::is_permanent)
     }
 
@@ -91,12 +91,12 @@ impl SessionOpener {
         let patience = self.config.request_timeout().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
-            .target
+            .server_location
             .open_session(window, patience, |offer| self.prepare_hello(offer));
         let (prepared, accepted, connection) = opened?;
         let PreparedQueuePairs {
             lanes,
-            one_sided,
+            one_sided_queue: one_sided,
             hash_seed: seed,
             server_design: served,
             max_answer_bytes: max_answer,
@@ -126,7 +126,7 @@ impl SessionOpener {
     ) -> Result<(PreparedQueuePairs, Hello), ClientError> {
         if !(1..=64).contains(&offer.partitions) {
             let reason = format!("it has {} partitions", offer.partitions);
-            return Err(ClientError::refused(reason));
+            return Err(ClientError::permanent_refusal(reason));
         }
         let device = self.context.capabilities()?;
         let checked = offer.design.check(device);
@@ -163,7 +163,7 @@ impl SessionOpener {
         };
         let prepared = PreparedQueuePairs {
             lanes,
-            one_sided,
+            one_sided_queue: one_sided,
             hash_seed: offer.seed,
             server_design: offer.design,
             max_answer_bytes: offer.max_answer,
@@ -174,7 +174,8 @@ impl SessionOpener {
     /// Returns the UD configuration for receiving answers of at most `max_answer` bytes.
     fn ud_port_config_for_answers(&self, max_answer: usize) -> BufferedUdQpConfig {
         // At least 40 bytes leave room for a chunk's header and some bytes of its value.
-        let answer = (wire::ANSWER_HEADER_BYTES + self.config.value_bytes).max(40);
+        let answer =
+            (wire::ANSWER_HEADER_BYTES + self.config.max_single_message_value_bytes).max(40);
         // All chunks of a long value may arrive besides the other answers.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
@@ -225,7 +226,7 @@ impl SessionOpener {
                 item_bytes,
             } => {
                 let memory = (&partitions[..], *item_bytes);
-                let value_bytes = self.config.value_bytes;
+                let value_bytes = self.config.max_single_message_value_bytes;
                 let index =
                     RemoteIndexClientDesign::new(prepared, peer, memory, value_bytes, seed)?;
                 (Box::new(index), partitions.len())

@@ -51,7 +51,7 @@ verbs::from_verb_errors!(ClientError);
 
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.
-    pub(crate) fn refused(reason: impl Into<String>) -> Self {
+    pub(crate) fn permanent_refusal(reason: impl Into<String>) -> Self {
         ConnectError::refused::<RendezvousProtocol>(ClientRefusal::permanent(reason.into())).into()
     }
 

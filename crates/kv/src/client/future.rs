@@ -57,7 +57,7 @@ impl AsyncClient {
         RequestFuture {
             client: &self.client,
             ticket: Some(ticket),
-            polled: false,
+            was_polled: false,
         }
         .await
     }
@@ -118,7 +118,7 @@ struct RequestFuture<'a> {
     client: &'a RefCell<Client>,
     /// `None` once the request is completed.
     ticket: Option<RequestTicket>,
-    polled: bool,
+    was_polled: bool,
 }
 
 impl Future for RequestFuture<'_> {
@@ -128,7 +128,7 @@ impl Future for RequestFuture<'_> {
         let shared = self.client;
         let mut client = shared.borrow_mut();
         // The first poll only starts the request, so that one doorbell covers all requests that are polled together.
-        if std::mem::replace(&mut self.polled, true)
+        if std::mem::replace(&mut self.was_polled, true)
             && let Err(error) = client.poll_without_waiting()
         {
             return Poll::Ready(Err(error));

@@ -54,14 +54,14 @@ pub(super) struct AnswerBuffers {
     /// A copy of an answer, which the NIC can no longer overwrite.
     answer_copy: Vec<u8>,
     /// A value that arrived in chunks, or a request that is encoded.
-    pub(super) value: Vec<u8>,
+    pub(super) value_or_encoded_request: Vec<u8>,
 }
 
 impl AnswerBuffers {
     pub(super) fn new() -> Self {
         Self {
             answer_copy: vec![0; 4096],
-            value: Vec::new(),
+            value_or_encoded_request: Vec::new(),
         }
     }
 }
@@ -123,12 +123,12 @@ impl Lane {
             .client
             .next_request_number()
             .wrapping_sub(self.oldest_unanswered_request_number);
-        (under_way as usize) < self.request_window.unanswered()
+        (under_way as usize) < self.request_window.current_window()
     }
 
     /// Returns the number of requests that may be unanswered.
     pub(super) fn request_window(&self) -> usize {
-        self.request_window.unanswered()
+        self.request_window.current_window()
     }
 
     /// Limits the number of unanswered requests to that of an earlier connection.
@@ -187,13 +187,13 @@ impl Lane {
         self.request_number_and_pending_index_by_slot[place] = (number, slot);
         self.unsent_requests += 1;
         if self.unsent_requests >= self.requests_per_doorbell {
-            return self.flush();
+            return self.send_prepared_requests();
         }
         Ok(())
     }
 
     #[inline]
-    fn flush(&mut self) -> Result<(), RpcError> {
+    fn send_prepared_requests(&mut self) -> Result<(), RpcError> {
         self.unsent_requests = 0;
         self.doorbells += 1;
         self.client.post_prepared_requests()
@@ -236,7 +236,7 @@ impl Lane {
 
     /// Returns true if [`poll`](Self::poll) does more than to poll the CQ of answers.
     #[inline]
-    pub(super) fn has_work_before_poll(&self) -> bool {
+    pub(super) fn has_work_besides_answers(&self) -> bool {
         self.pending_error.is_some()
             || self.unsent_long_requests_with_sent_bytes.is_some()
             || self.unsent_requests > 0
@@ -259,7 +259,7 @@ impl Lane {
             self.send_parts_of_long_requests(pending)?;
         }
         if self.unsent_requests > 0 {
-            self.flush()?;
+            self.send_prepared_requests()?;
         }
         let Self {
             client,
@@ -270,7 +270,7 @@ impl Lane {
         } = self;
         let AnswerBuffers {
             answer_copy: answer,
-            value: buffer,
+            value_or_encoded_request: buffer,
         } = buffers;
         let received = client.poll(|r| {
             let place = r.imm as usize & (by_slot.len() - 1);
@@ -281,7 +281,7 @@ impl Lane {
                 .filter(|_| number == r.imm)
                 .zip(wire::decode_answer(&answer[..n]))
             else {
-                stats.discarded += 1;
+                stats.discarded_answers += 1;
                 return;
             };
             let mut complete = CompleteAnswer {
@@ -297,7 +297,7 @@ impl Lane {
                 std::mem::swap(buffer, &mut pending.chunked_value);
                 complete.value = buffer;
             } else {
-                request_window.record_short_answer();
+                request_window.record_single_datagram_answer();
             }
             by_slot[place].1 = NO_REQUEST;
             // All parts but the last are only acknowledged.

@@ -9,7 +9,7 @@ mod design;
 mod error;
 mod future;
 mod lane;
-mod lane_polls;
+mod lanes_to_poll;
 mod pipeline;
 mod remote_index;
 mod remote_records;

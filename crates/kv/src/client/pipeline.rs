@@ -13,7 +13,7 @@ use super::connect::{OpenSession, SessionOpener};
 use super::design::{AnswerEffect, ClientDesign, HerdClientDesign, OneSidedOps, StepOutcome};
 use super::error::ClientError;
 use super::lane::{AnswerBuffers, CompleteAnswer, Lane};
-use super::lane_polls::LanePolls;
+use super::lanes_to_poll::LanesToPoll;
 use super::request::{Answer, ClientStats, Completion, WindowSlot};
 use crate::record_cache::RecordCache;
 use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
@@ -38,10 +38,10 @@ pub struct PipelinedClient {
     opener: SessionOpener,
     hash_seed: u64,
     lanes: Vec<Lane>,
-    lane_polls: LanePolls,
+    lane_polls: LanesToPoll,
     /// The design's client side, which may execute requests itself.
     design: Box<dyn ClientDesign>,
-    one_sided_ops: OneSidedOps,
+    lanes_to_poll: OneSidedOps,
     /// The server's design.
     server_design: Design,
     /// Requests about which the server must be asked, in slots of the window.
@@ -55,7 +55,7 @@ pub struct PipelinedClient {
     poll_calls: u32,
     waiter: Waiter,
     stats: ClientStats,
-    buffers: AnswerBuffers,
+    answer_buffers: AnswerBuffers,
 }
 
 impl PipelinedClient {
@@ -84,7 +84,7 @@ impl PipelinedClient {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn connect_through(
+    pub fn connect_to_local_server(
         connector: LocalConnector,
         context: &Context,
         config: ClientConfig,
@@ -102,9 +102,9 @@ impl PipelinedClient {
         let mut pipeline = Self {
             hash_seed: 0,
             lanes: Vec::new(),
-            lane_polls: LanePolls::default(),
+            lane_polls: LanesToPoll::default(),
             design: Box::new(HerdClientDesign),
-            one_sided_ops: OneSidedOps::default(),
+            lanes_to_poll: OneSidedOps::default(),
             server_design: Design::Herd,
             ask_server_queue: VecDeque::new(),
             server_session: None,
@@ -115,7 +115,7 @@ impl PipelinedClient {
             poll_calls: 0,
             waiter: Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128),
             stats: ClientStats::default(),
-            buffers: AnswerBuffers::new(),
+            answer_buffers: AnswerBuffers::new(),
             opener,
         };
         pipeline.reconnect(now + pipeline.opener.config.request_timeout())?;
@@ -124,7 +124,7 @@ impl PipelinedClient {
 
     /// Returns the internal state of a client of a store of records.
     #[cfg(test)]
-    pub(super) fn record_internals(
+    pub(super) fn remote_records_state(
         &mut self,
     ) -> (
         &mut super::remote_records::RemoteRecordsClientDesign,
@@ -186,7 +186,7 @@ impl PipelinedClient {
         };
         self.check_op_is_supported_and_fits(op)?;
         let key = op.key();
-        let is_one_sided = self.one_sided_ops.includes(op.is_change());
+        let is_one_sided = self.lanes_to_poll.includes(op.is_change());
         let hash = if is_one_sided || self.lanes.len() > 1 {
             hash_of(key, self.hash_seed)
         } else {
@@ -244,7 +244,7 @@ impl PipelinedClient {
         if op.key().len() > MAX_KEY_BYTES {
             return Err(ClientError::TooLong);
         }
-        if self.one_sided_ops.includes_gets {
+        if self.lanes_to_poll.includes_gets {
             self.design.check_op_is_supported_and_fits(op)?;
         }
         Ok(())
@@ -262,7 +262,7 @@ impl PipelinedClient {
         let mut done = 0;
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
         let mut progress = done;
-        if self.one_sided_ops.includes_gets {
+        if self.lanes_to_poll.includes_gets {
             match self.poll_one_sided_requests(&mut each, &mut done) {
                 Ok(received) => progress += received,
                 Err(e) => {
@@ -307,16 +307,20 @@ impl PipelinedClient {
         done: &mut usize,
     ) -> Result<(), RpcError> {
         let mut result = Ok(());
-        let mut next = self.lane_polls.next_to_poll(0);
+        let mut next = self.lane_polls.next_lane_to_poll(0);
         while let Some(lane) = self.lanes.get_mut(next) {
             let (pending, free, stats) = (&mut self.pending, &mut self.free_slots, &mut self.stats);
-            let (now, buffer, before) = (&mut self.last_clock_reading, &mut self.buffers, *done);
-            let (design, one_sided_ops) = (&mut self.design, self.one_sided_ops);
+            let (now, buffer, before) = (
+                &mut self.last_clock_reading,
+                &mut self.answer_buffers,
+                *done,
+            );
+            let (design, one_sided_ops) = (&mut self.design, self.lanes_to_poll);
             let polled = lane.poll(pending, stats, buffer, |pending, slot, complete| {
                 if *done == before {
                     *now = time::now();
                 }
-                let mut result = answer(pending.is_get, &complete);
+                let mut result = answer_from_reply(pending.is_get, &complete);
                 if one_sided_ops.includes_changes {
                     match design.handle_server_answer(
                         pending,
@@ -345,7 +349,7 @@ impl PipelinedClient {
                 Err(e) => result = result.and(Err(e)),
             }
             self.lane_polls.update_work_flag_after_poll(next, lane);
-            next = self.lane_polls.next_to_poll(next + 1);
+            next = self.lane_polls.next_lane_to_poll(next + 1);
         }
         result
     }
@@ -386,14 +390,17 @@ impl PipelinedClient {
                 break;
             }
             self.ask_server_queue.pop_front();
-            self.stats.asked += 1;
+            self.stats.extra_server_requests += 1;
             if lane.is_idle() {
                 lane.last_activity = self.last_clock_reading;
             }
-            self.design
-                .encode_server_request(pending, slot, &mut self.buffers.value);
+            self.design.encode_server_request(
+                pending,
+                slot,
+                &mut self.answer_buffers.value_or_encoded_request,
+            );
             self.lane_polls.set_work_flag(pending.lane_index);
-            if let Err(e) = lane.enqueue(slot, &self.buffers.value) {
+            if let Err(e) = lane.enqueue(slot, &self.answer_buffers.value_or_encoded_request) {
                 lane.pending_error.get_or_insert_with(|| Box::new(e));
             }
         }
@@ -444,10 +451,10 @@ impl PipelinedClient {
                 lost += 1;
                 each(pending.completion(Answer::NoAnswerInTime, self.last_clock_reading));
             } else {
-                self.resend(slot);
+                self.resend_in_new_session(slot);
             }
         }
-        self.stats.lost += lost as u64;
+        self.stats.unanswered_requests += lost as u64;
         if connected.is_err() {
             // Changes restart at number 1, so the session needs a new name.
             self.disconnect();
@@ -457,11 +464,11 @@ impl PipelinedClient {
     }
 
     /// Sends a request again in a new session.
-    fn resend(&mut self, slot: u32) {
+    fn resend_in_new_session(&mut self, slot: u32) {
         let pending = &mut self.pending[slot as usize];
         pending.received_bytes = 0;
-        self.stats.retries += 1;
-        if self.one_sided_ops.includes(!pending.is_get)
+        self.stats.resent_requests += 1;
+        if self.lanes_to_poll.includes(!pending.is_get)
             && let Some(key) = wire::key_of(&pending.encoded_request)
         {
             return self.design.begin_one_sided_request(
@@ -480,9 +487,9 @@ impl PipelinedClient {
 
     /// Destroys the old queue pairs: late answers are dropped, and the server sees the client disconnect.
     fn disconnect(&mut self) {
-        self.lane_polls = LanePolls::default();
+        self.lane_polls = LanesToPoll::default();
         self.lanes.clear();
-        (self.design, self.one_sided_ops) = (Box::new(HerdClientDesign), OneSidedOps::default());
+        (self.design, self.lanes_to_poll) = (Box::new(HerdClientDesign), OneSidedOps::default());
         self.server_session = None;
         self.ask_server_queue.clear();
     }
@@ -500,19 +507,19 @@ impl PipelinedClient {
             server_design: served,
         } = self.opener.open_until(until)?;
         if !before.is_empty() && before.len() != lanes.len() {
-            return Err(ClientError::refused(
+            return Err(ClientError::permanent_refusal(
                 "it came back with another number of partitions",
             ));
         }
         if !before.is_empty() && served != self.server_design {
             // In some designs changes are numbered; in another, clients make the changes themselves.
-            return Err(ClientError::refused(format!(
+            return Err(ClientError::permanent_refusal(format!(
                 "it came back with design {served} instead of {}",
                 self.server_design
             )));
         }
-        self.one_sided_ops = design.one_sided_ops();
-        self.lane_polls = LanePolls::new(&lanes);
+        self.lanes_to_poll = design.one_sided_ops();
+        self.lane_polls = LanesToPoll::new(&lanes);
         (self.lanes, self.design, self.server_session) = (lanes, design, Some(connection));
         self.server_design = served;
         if let Some(unanswered) = request_window {
@@ -555,7 +562,7 @@ impl PipelinedClient {
 
 /// Returns the answer for a reply of the server.
 #[inline]
-fn answer<'a>(is_get: bool, complete: &CompleteAnswer<'a>) -> Answer<'a> {
+fn answer_from_reply<'a>(is_get: bool, complete: &CompleteAnswer<'a>) -> Answer<'a> {
     let version = complete.version_or_record;
     match complete.status {
         Status::Ok if is_get => Answer::Value {

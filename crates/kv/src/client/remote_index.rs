@@ -24,9 +24,9 @@ const MAX_BUCKETS_PER_GET: u8 = 4;
 /// A partition's memory.
 #[derive(Debug, Clone, Copy)]
 struct RemotePartition {
-    index: RemoteMemory,
+    index_memory: RemoteMemory,
     bucket_count: u64,
-    log: RemoteMemory,
+    log_memory: RemoteMemory,
 }
 
 /// The state of a slot's GET.
@@ -49,7 +49,7 @@ pub(super) struct RemoteIndexClientDesign {
     partitions: Vec<RemotePartition>,
     first_item_read_bytes: usize,
     hash_seed: u64,
-    gets: Box<[GetState]>,
+    get_states: Box<[GetState]>,
 }
 
 impl RemoteIndexClientDesign {
@@ -64,9 +64,9 @@ impl RemoteIndexClientDesign {
         let partition = |p: &rendezvous::RemoteIndexAndLog| {
             let buckets = p.index.len / BUCKET_BYTES as u64;
             (buckets > 0 && p.log.len >= 8).then_some(RemotePartition {
-                index: p.index,
+                index_memory: p.index,
                 bucket_count: buckets,
-                log: p.log,
+                log_memory: p.log,
             })
         };
         let partitions = partitions.iter().map(partition).collect::<Option<_>>();
@@ -77,7 +77,7 @@ impl RemoteIndexClientDesign {
                 .ok_or_else(|| RpcError::Config("the server's memory is too small".to_owned()))?,
             first_item_read_bytes: item_bytes.clamp(8, room),
             hash_seed: seed,
-            gets: vec![GetState::default(); prepared.window()].into(),
+            get_states: vec![GetState::default(); prepared.window()].into(),
             one_sided_qp: prepared.connect(peer, room)?,
         })
     }
@@ -88,7 +88,7 @@ impl RemoteIndexClientDesign {
         let Some(buckets) = self.partitions.get(lane).map(|p| p.bucket_count) else {
             return;
         };
-        self.gets[slot as usize] = GetState {
+        self.get_states[slot as usize] = GetState {
             hash,
             last_bucket: home_bucket_of(hash, buckets),
             ..GetState::default()
@@ -99,24 +99,24 @@ impl RemoteIndexClientDesign {
     /// Prepares the next READ of a slot.
     #[inline]
     fn prepare_next_read(&mut self, slot: u32, lane: usize) {
-        let (get, partition) = (&self.gets[slot as usize], &self.partitions[lane]);
+        let (get, partition) = (&self.get_states[slot as usize], &self.partitions[lane]);
         let (from, bytes) = match get.item_read_bytes {
             0 => (
                 partition
-                    .index
+                    .index_memory
                     .starting_at(get.last_bucket * BUCKET_BYTES as u64),
                 BUCKET_BYTES,
             ),
-            bytes => (partition.log.starting_at(get.item_offset), bytes),
+            bytes => (partition.log_memory.starting_at(get.item_offset), bytes),
         };
         let prepared = self.one_sided_qp.prepare_read((slot, 0), bytes, from);
         self.one_sided_qp.record_error(prepared);
     }
 
     fn item_ends_outside_log(&self, slot: u32, lane: usize) -> bool {
-        let get = &self.gets[slot as usize];
+        let get = &self.get_states[slot as usize];
         let left = self.partitions[lane]
-            .log
+            .log_memory
             .len
             .saturating_sub(get.item_offset);
         get.item_read_bytes as u64 > left
@@ -130,14 +130,14 @@ impl RemoteIndexClientDesign {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
-        stats.torn += 1;
-        let get = &mut self.gets[slot as usize];
+        stats.torn_item_reads += 1;
+        let get = &mut self.get_states[slot as usize];
         if get.torn_reads == MAX_TORN_READS {
             return Some(StepOutcome::AskServer);
         }
         let (hash, torn) = (get.hash, get.torn_reads + 1);
         self.begin_lookup(slot, pending.lane_index, hash);
-        self.gets[slot as usize].torn_reads = torn;
+        self.get_states[slot as usize].torn_reads = torn;
         None
     }
 
@@ -150,10 +150,10 @@ impl RemoteIndexClientDesign {
     ) -> Option<StepOutcome<'b>> {
         let RemotePartition {
             bucket_count: buckets,
-            log,
+            log_memory: log,
             ..
         } = self.partitions[pending.lane_index];
-        let get = &mut self.gets[slot as usize];
+        let get = &mut self.get_states[slot as usize];
         while let Some(at) = get.candidates.pop_item_offset() {
             let left = log.len.saturating_sub(at);
             if left >= 8 {
@@ -222,7 +222,7 @@ impl RequestSteps for RemoteIndexClientDesign {
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let room = self.one_sided_qp.slot_bytes();
-        let get = &mut self.gets[slot as usize];
+        let get = &mut self.get_states[slot as usize];
         let length = if get.item_read_bytes == 0 {
             BUCKET_BYTES
         } else {

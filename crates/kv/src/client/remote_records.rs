@@ -66,7 +66,7 @@ enum AfterUnlock {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct SlotState {
+struct RequestState {
     hash: u64,
     current_record: u64,
     awaited_completion: AwaitedCompletion,
@@ -88,7 +88,7 @@ pub(super) struct RemoteRecordsClientDesign {
     hash_seed: u64,
     write_parameters: Option<RecordWriteParameters>,
     record_cache: Arc<RecordCache>,
-    slots: Box<[SlotState]>,
+    request_states: Box<[RequestState]>,
     slots_with_lock_retry_time: Vec<(u32, Instant)>,
     request_timeout: Duration,
     /// The number of the last lock acquisition.
@@ -130,7 +130,7 @@ impl RemoteRecordsClientDesign {
             hash_seed: seed,
             record_cache: Arc::new(RecordCache::new(if writes.is_some() { known } else { 1 })),
             write_parameters: writes,
-            slots: vec![SlotState::default(); window].into(),
+            request_states: vec![RequestState::default(); window].into(),
             slots_with_lock_retry_time: Vec::new(),
             request_timeout: deadline,
             last_lock_acquisition_number: 0,
@@ -139,21 +139,21 @@ impl RemoteRecordsClientDesign {
 
     /// READs the neighbourhood of the key.
     fn read_neighbourhood(&mut self, lane: usize, slot: u32) {
-        let state = &mut self.slots[slot as usize];
+        let state = &mut self.request_states[slot as usize];
         state.awaited_completion = AwaitedCompletion::ReadNeighbourhood;
         let from = self
             .record_layout
             .body_offset(self.record_layout.first_record_of_hash(state.hash));
-        self.read(lane, slot, from, self.neighbourhood_bytes);
+        self.prepare_read(lane, slot, from, self.neighbourhood_bytes);
     }
 
     /// Continues with the key's record: READs it for a GET, locks it for a change.
     #[inline]
     fn read_or_lock_record(&mut self, pending: &WindowSlot, slot: u32, record: u64) {
-        self.slots[slot as usize].current_record = record;
+        self.request_states[slot as usize].current_record = record;
         if pending.is_get {
-            self.slots[slot as usize].awaited_completion = AwaitedCompletion::ReadRecord;
-            self.read(
+            self.request_states[slot as usize].awaited_completion = AwaitedCompletion::ReadRecord;
+            self.prepare_read(
                 pending.lane_index,
                 slot,
                 self.record_layout.body_offset(record),
@@ -174,12 +174,12 @@ impl RemoteRecordsClientDesign {
             writes.lease_ms,
             self.last_lock_acquisition_number,
         );
-        let state = &mut self.slots[slot as usize];
+        let state = &mut self.request_states[slot as usize];
         (state.awaited_completion, state.held_lock_word) = (AwaitedCompletion::LockAndRead, word);
         let record = state.current_record;
         self.one_sided_qp.flush_unless_postlist_has_room(2);
         self.prepare_lock_compare_and_swap(lane, slot, (0, word), 0);
-        self.read(
+        self.prepare_read(
             lane,
             slot,
             self.record_layout.body_offset(record),
@@ -188,13 +188,13 @@ impl RemoteRecordsClientDesign {
     }
 
     fn prepare_unlock(&mut self, lane: usize, slot: u32) {
-        let word = self.slots[slot as usize].held_lock_word;
+        let word = self.request_states[slot as usize].held_lock_word;
         self.one_sided_qp.flush_unless_postlist_has_room(1);
         self.prepare_lock_compare_and_swap(lane, slot, (word, 0), 8);
     }
 
     #[inline]
-    fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
+    fn prepare_read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
         let from = self.partition_memories[lane].starting_at(from);
         let prepared =
             self.one_sided_qp
@@ -213,7 +213,7 @@ impl RemoteRecordsClientDesign {
     ) {
         let word = self
             .record_layout
-            .lock_offset(self.slots[slot as usize].current_record);
+            .lock_offset(self.request_states[slot as usize].current_record);
         let word = self.partition_memories[lane].starting_at(word);
         let (result, words) = ((slot, result), (from, to));
         let prepared = self
@@ -236,7 +236,7 @@ impl RemoteRecordsClientDesign {
             .and_then(|w| w.redo.starting_at(u64::from(slot) * entry.len() as u64));
         let record = self
             .record_layout
-            .body_offset(self.slots[slot as usize].current_record);
+            .body_offset(self.request_states[slot as usize].current_record);
         let record = self.partition_memories[lane].starting_at(record);
         let at = self.one_sided_qp.slot_bytes() - entry.len();
         self.one_sided_qp.write_buffer(slot, at, entry)?;
@@ -271,7 +271,7 @@ impl RemoteRecordsClientDesign {
                 None => self.read_or_lock_record(
                     pending,
                     slot,
-                    self.slots[slot as usize].current_record,
+                    self.request_states[slot as usize].current_record,
                 ),
             }
         }
@@ -284,7 +284,7 @@ impl RemoteRecordsClientDesign {
         version: u64,
         value: Option<&'b [u8]>,
     ) -> StepOutcome<'b> {
-        self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
+        self.request_states[slot as usize].awaited_completion = AwaitedCompletion::Idle;
         StepOutcome::Answer(match value {
             Some(value) => Answer::Value { value, version },
             None => Answer::NotFound,
@@ -304,11 +304,12 @@ impl RemoteRecordsClientDesign {
                 ..
             })
         );
-        self.slots[slot as usize].awaited_completion = match (self.write_parameters, may_claim) {
-            (None, _) => AwaitedCompletion::Idle,
-            (Some(_), true) => AwaitedCompletion::ClaimAnswer,
-            (Some(_), false) => AwaitedCompletion::LocateAnswer,
-        };
+        self.request_states[slot as usize].awaited_completion =
+            match (self.write_parameters, may_claim) {
+                (None, _) => AwaitedCompletion::Idle,
+                (Some(_), true) => AwaitedCompletion::ClaimAnswer,
+                (Some(_), false) => AwaitedCompletion::LocateAnswer,
+            };
         StepOutcome::AskServer
     }
 
@@ -323,8 +324,8 @@ impl RemoteRecordsClientDesign {
         if time::now().duration_since(pending.submitted_at) < self.request_timeout {
             return None;
         }
-        self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
-        stats.lost += 1;
+        self.request_states[slot as usize].awaited_completion = AwaitedCompletion::Idle;
+        stats.unanswered_requests += 1;
         Some(StepOutcome::Answer(Answer::NoAnswerInTime))
     }
 
@@ -338,7 +339,8 @@ impl RemoteRecordsClientDesign {
     ) -> Option<StepOutcome<'b>> {
         let lost = self.expire_if_past_deadline(pending, slot, stats);
         if lost.is_none() {
-            self.record_cache.remove(self.slots[slot as usize].hash);
+            self.record_cache
+                .remove(self.request_states[slot as usize].hash);
             self.read_neighbourhood(pending.lane_index, slot);
         }
         lost
@@ -352,21 +354,25 @@ impl RemoteRecordsClientDesign {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
-        stats.torn += 1;
+        stats.torn_item_reads += 1;
         if let Some(lost) = self.expire_if_past_deadline(pending, slot, stats) {
             return Some(lost);
         }
         if let Some(release) = self.request_lock_release_if_due(slot) {
             return Some(release);
         }
-        let state = &mut self.slots[slot as usize];
+        let state = &mut self.request_states[slot as usize];
         state.failed_access_attempts += 1;
         if self.write_parameters.is_none() && state.failed_access_attempts > MAX_TORN_READS {
             state.awaited_completion = AwaitedCompletion::Idle;
             return Some(StepOutcome::AskServer);
         }
         if self.write_parameters.is_some() {
-            self.read_or_lock_record(pending, slot, self.slots[slot as usize].current_record);
+            self.read_or_lock_record(
+                pending,
+                slot,
+                self.request_states[slot as usize].current_record,
+            );
         } else {
             self.read_neighbourhood(pending.lane_index, slot);
         }
@@ -380,11 +386,11 @@ impl RemoteRecordsClientDesign {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
-        stats.contended += 1;
+        stats.failed_lock_attempts += 1;
         if let Some(release) = self.request_lock_release_if_due(slot) {
             return Some(release);
         }
-        let state = &mut self.slots[slot as usize];
+        let state = &mut self.request_states[slot as usize];
         state.failed_access_attempts += 1;
         // The pause doubles up to 256 µs. It differs between slots, so that waiters do not retry at the same time.
         let pause = (1000 << state.failed_access_attempts.min(8)) + 37 * u64::from(slot % 64);
@@ -393,7 +399,7 @@ impl RemoteRecordsClientDesign {
     }
 
     fn schedule_retry(&mut self, slot: u32, pause: Duration) {
-        self.slots[slot as usize].awaited_completion = AwaitedCompletion::Backoff;
+        self.request_states[slot as usize].awaited_completion = AwaitedCompletion::Backoff;
         self.slots_with_lock_retry_time
             .push((slot, time::now() + pause));
     }
@@ -402,7 +408,7 @@ impl RemoteRecordsClientDesign {
     fn request_lock_release_if_due<'b>(&mut self, slot: u32) -> Option<StepOutcome<'b>> {
         let lease = Duration::from_millis(self.write_parameters?.lease_ms.into());
         let now = time::now();
-        let state = &mut self.slots[slot as usize];
+        let state = &mut self.request_states[slot as usize];
         let since = *state.locked_or_torn_since.get_or_insert(now);
         if now.duration_since(since) < lease / 2 {
             return None;

@@ -50,22 +50,28 @@ pub struct Completion<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ClientStats {
     /// Requests that were sent again over new queue pairs.
-    pub retries: u64,
+    #[serde(rename = "retries")]
+    pub resent_requests: u64,
     /// Number of reconnects.
     pub reconnects: u64,
     /// Requests that got no answer before their deadline.
-    pub lost: u64,
+    #[serde(rename = "lost")]
+    pub unanswered_requests: u64,
     /// Answers that belong to no outstanding request.
-    pub discarded: u64,
+    #[serde(rename = "discarded")]
+    pub discarded_answers: u64,
     /// Items that changed while they were READ, and were READ again.
     #[serde(default)]
-    pub torn: u64,
+    #[serde(rename = "torn")]
+    pub torn_item_reads: u64,
     /// Further requests to the server, because a request could not be executed without the server.
     #[serde(default)]
-    pub asked: u64,
+    #[serde(rename = "asked")]
+    pub extra_server_requests: u64,
     /// Lock attempts that found the lock taken.
     #[serde(default)]
-    pub contended: u64,
+    #[serde(rename = "contended")]
+    pub failed_lock_attempts: u64,
 }
 
 /// An outstanding request, or a free slot.

@@ -32,15 +32,19 @@ pub struct Workload {
     /// The distribution of the keys.
     pub popularity: Popularity,
     /// Fraction of PUTs, 0 to 1.
-    pub puts: f64,
+    #[serde(rename = "puts")]
+    pub put_fraction: f64,
     /// Fraction of read-modify-writes: a GET, then a compare-and-set of the found version (YCSB F).
-    pub updates: f64,
+    #[serde(rename = "updates")]
+    pub read_modify_write_fraction: f64,
     /// True if PUTs go to keys in order, each newer than all before (YCSB D), instead of to popular keys.
-    pub inserts: bool,
+    #[serde(rename = "inserts")]
+    pub puts_go_to_new_keys: bool,
     /// True if a client sends a whole window, then waits for all answers before the next window. Otherwise a client
     /// sends a new request for each answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub stop_and_go: bool,
+    #[serde(rename = "stop_and_go")]
+    pub waits_for_whole_window: bool,
 }
 
 impl Default for Workload {
@@ -50,10 +54,10 @@ impl Default for Workload {
             key_bytes: 16,
             value_bytes: 32,
             popularity: Popularity::Uniform,
-            puts: 0.05,
-            updates: 0.0,
-            inserts: false,
-            stop_and_go: false,
+            put_fraction: 0.05,
+            read_modify_write_fraction: 0.0,
+            puts_go_to_new_keys: false,
+            waits_for_whole_window: false,
         }
     }
 }
@@ -73,9 +77,9 @@ impl Workload {
         };
         Self {
             popularity,
-            puts,
-            updates,
-            inserts: letter == Ycsb::D,
+            put_fraction: puts,
+            read_modify_write_fraction: updates,
+            puts_go_to_new_keys: letter == Ycsb::D,
             ..self
         }
     }
@@ -133,7 +137,8 @@ pub struct LoadReport {
     /// Duration in seconds.
     pub seconds: f64,
     /// Operations per second.
-    pub rate: f64,
+    #[serde(rename = "rate")]
+    pub operations_per_s: f64,
     /// GETs that were answered.
     pub gets: u64,
     /// GETs that did not find their key.
@@ -143,11 +148,14 @@ pub struct LoadReport {
     /// Updates that were refused because the key had changed since their GET.
     pub conflicts: u64,
     /// Changes that were refused because the store was full or the item too long.
-    pub full: u64,
+    #[serde(rename = "full")]
+    pub changes_refused_as_full: u64,
     /// Requests without an answer.
-    pub lost: u64,
+    #[serde(rename = "lost")]
+    pub unanswered_requests: u64,
     /// Values that were checked.
-    pub verified: u64,
+    #[serde(rename = "verified")]
+    pub checked_values: u64,
     /// Values that were wrong; any such value shows that the store is broken.
     pub wrong_values: u64,
     /// Versions that were lower than an earlier one; any such version shows that the store is broken.
@@ -158,7 +166,7 @@ pub struct LoadReport {
     pub doorbells: u64,
     /// The client's own statistics, such as retries.
     #[serde(rename = "trouble")]
-    pub client: ClientStats,
+    pub client_stats: ClientStats,
 }
 
 impl LoadReport {
@@ -217,7 +225,7 @@ const KEYS_PER_VERSION_CHECKED_KEY: u64 = 64;
 #[derive(Debug)]
 struct LoadRun<'w> {
     workload: &'w Workload,
-    chooser: KeyGenerator,
+    key_generator: KeyGenerator,
     /// The writer's number in the upper half of stamps.
     writer_number_in_upper_half: u64,
     puts_started: u64,
@@ -254,7 +262,7 @@ pub fn put_every_nth_key_once(
     pipeline.refresh_clock();
     let mut next = from;
     while next < workload.keys || pipeline.outstanding() > 0 {
-        while next < workload.keys && run.put(pipeline, next)? {
+        while next < workload.keys && run.start_unconditional_put(pipeline, next)? {
             next += step.max(1);
         }
         run.poll_and_check_answers(pipeline)?;
@@ -331,13 +339,15 @@ impl<'w> LoadRun<'w> {
             usize::try_from(workload.keys / KEYS_PER_VERSION_CHECKED_KEY + 1).unwrap_or(1);
         Self {
             workload,
-            chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
+            key_generator: KeyGenerator::new(workload.keys, workload.popularity, seed),
             writer_number_in_upper_half: Random::new(seed ^ 0x5eed).next_u64() << 32,
             puts_started: 0,
             last_stamp: 0,
             newest_key: 0,
-            put_share_of_u32_range: share(workload.puts),
-            put_or_update_share_of_u32_range: share(workload.puts + workload.updates),
+            put_share_of_u32_range: share(workload.put_fraction),
+            put_or_update_share_of_u32_range: share(
+                workload.put_fraction + workload.read_modify_write_fraction,
+            ),
             key_buffer: vec![0; workload.key_bytes],
             value_buffer: vec![0; workload.value_bytes],
             highest_versions_of_checked_keys: vec![0; watched],
@@ -354,7 +364,7 @@ impl<'w> LoadRun<'w> {
     /// Returns true if it did.
     #[inline]
     fn start_operation(&mut self, pipeline: &mut PipelinedClient) -> Result<bool, ClientError> {
-        if self.workload.stop_and_go {
+        if self.workload.waits_for_whole_window {
             self.may_fill_window |= pipeline.outstanding() == 0;
             self.may_fill_window =
                 self.may_fill_window && self.start_if_window_has_room(pipeline)?;
@@ -372,16 +382,16 @@ impl<'w> LoadRun<'w> {
         if pipeline.outstanding() + self.keys_awaiting_update.len() >= pipeline.config().window {
             return Ok(false);
         }
-        let dice = self.chooser.draw_u32_as_u64();
-        let key = self.chooser.next(self.newest_key);
+        let dice = self.key_generator.draw_u32_as_u64();
+        let key = self.key_generator.next(self.newest_key);
         if dice < self.put_share_of_u32_range {
-            if self.workload.inserts {
+            if self.workload.puts_go_to_new_keys {
                 let key = (self.newest_key + 1) % self.workload.keys;
-                let begun = self.put(pipeline, key)?;
+                let begun = self.start_unconditional_put(pipeline, key)?;
                 self.newest_key = if begun { key } else { self.newest_key };
                 return Ok(begun);
             }
-            return self.put(pipeline, key);
+            return self.start_unconditional_put(pipeline, key);
         }
         let kind = if dice < self.put_or_update_share_of_u32_range {
             KIND_RMW_GET
@@ -389,7 +399,7 @@ impl<'w> LoadRun<'w> {
             KIND_GET
         };
         write_key_bytes(key, &mut self.key_buffer);
-        let token = self.token(kind, key);
+        let token = self.make_token(kind, key);
         pipeline.submit(
             &Op::Get {
                 key: &self.key_buffer,
@@ -398,7 +408,11 @@ impl<'w> LoadRun<'w> {
         )
     }
 
-    fn put(&mut self, pipeline: &mut PipelinedClient, key: u64) -> Result<bool, ClientError> {
+    fn start_unconditional_put(
+        &mut self,
+        pipeline: &mut PipelinedClient,
+        key: u64,
+    ) -> Result<bool, ClientError> {
         self.start_put(pipeline, key, KIND_PUT, SetCondition::Always)
     }
 
@@ -419,12 +433,12 @@ impl<'w> LoadRun<'w> {
             condition,
             ttl_ms: 0,
         };
-        let token = self.token(kind, key);
+        let token = self.make_token(kind, key);
         pipeline.submit(&op, token.0)
     }
 
     #[inline]
-    fn token(&self, kind: u64, key: u64) -> LoadToken {
+    fn make_token(&self, kind: u64, key: u64) -> LoadToken {
         let floor = if key.is_multiple_of(KEYS_PER_VERSION_CHECKED_KEY) {
             self.highest_versions_of_checked_keys[(key / KEYS_PER_VERSION_CHECKED_KEY) as usize]
         } else {
@@ -458,7 +472,7 @@ impl<'w> LoadRun<'w> {
             let version = match done.answer {
                 Answer::Value { value, version } => {
                     report.gets += 1;
-                    report.verified += 1;
+                    report.checked_values += 1;
                     if value.len() != length || verified_stamp(key, value).is_none() {
                         report.wrong_values += 1;
                     }
@@ -481,11 +495,11 @@ impl<'w> LoadRun<'w> {
                     0
                 }
                 Answer::StoreFull | Answer::TooLong => {
-                    report.full += 1;
+                    report.changes_refused_as_full += 1;
                     0
                 }
                 Answer::NoAnswerInTime => {
-                    report.lost += 1;
+                    report.unanswered_requests += 1;
                     0
                 }
             };
@@ -527,10 +541,10 @@ impl<'w> LoadRun<'w> {
         let seconds = time::now().duration_since(started).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
-        (self.report.seconds, self.report.rate) = (seconds, rate);
+        (self.report.seconds, self.report.operations_per_s) = (seconds, rate);
         self.report.latency = LatencySummary::from_histogram(&self.latency_ns);
         self.report.doorbells = pipeline.doorbells();
-        self.report.client = pipeline.stats().clone();
+        self.report.client_stats = pipeline.stats().clone();
         self.report
     }
 }
@@ -557,7 +571,7 @@ mod tests {
     #[test]
     fn workloads_of_ycsb_are_known_by_their_letters() {
         let d = Workload::default().ycsb("d".parse().expect("known"));
-        assert!(d.inserts && matches!(d.popularity, Popularity::Latest(_)));
+        assert!(d.puts_go_to_new_keys && matches!(d.popularity, Popularity::Latest(_)));
         assert!("E".parse::<Ycsb>().expect_err("scans").contains("scans"));
         assert!("x".parse::<Ycsb>().is_err());
     }

@@ -6,7 +6,7 @@
 //! - [`FullPolicy::Cache`]: the oldest items are evicted. A key that was set can be gone at any later time: **cache
 //!   semantics**.
 //! - [`FullPolicy::Store`]: nothing is evicted. The oldest items are moved to the young end, over dead blocks. If too few
-//!   blocks are dead, or the index has no room, a new item is refused with [`Refusal::Full`].
+//!   blocks are dead, or the index has no room, a new item is refused with [`Refusal::StoreFull`].
 //!
 //! Updates of the same size are made in place. Every item has a [version](ItemView::version), which grows with every
 //! change of its key, also across removals. Compare-and-set compares this version. After 2^38 - 1 changes versions

@@ -365,7 +365,7 @@ impl Partition {
     /// Sets the expiry time of an item, 0 for never, and keeps its value. Returns false if the key is absent.
     ///
     /// # Errors
-    /// [`Refusal::Full`]: an item with an expiry time takes eight bytes more.
+    /// [`Refusal::StoreFull`]: an item with an expiry time takes eight bytes more.
     pub fn set_expiry(&mut self, hash: u64, key: &[u8], expires_ms: u64) -> Result<bool, Refusal> {
         let Some(entry) = self.get(hash, key) else {
             return Ok(false);

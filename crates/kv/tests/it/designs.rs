@@ -20,7 +20,7 @@ fn server(config: ServerConfig) -> Server {
 fn small(design: Design) -> ServerConfig {
     ServerConfig {
         design,
-        items: 20_000,
+        item_capacity: 20_000,
         ..ServerConfig::default()
     }
 }
@@ -200,7 +200,7 @@ fn values_of_every_length_come_back_on(design: Design) {
             assert_eq!(value.len(), if i % 3 == 0 { 20_000 } else { 10 });
             assert!(value.iter().all(|b| *b == i.to_le_bytes()[0]));
         }
-        assert_eq!((c.stats().discarded, c.stats().reconnects), (0, 0));
+        assert_eq!((c.stats().discarded_answers, c.stats().reconnects), (0, 0));
     }
 }
 
@@ -229,7 +229,7 @@ fn too_long_is_said_and_nothing_breaks_on(design: Design) {
     c.put(b"k", &[1; 3_000]).expect("short enough");
     // A client with small messages cannot receive long values, and returns an error.
     let mut small = Client::connect(ClientConfig {
-        value_bytes: 32,
+        max_single_message_value_bytes: 32,
         ..config(&server)
     })
     .expect("connects");
@@ -249,7 +249,7 @@ fn a_full_store_says_so_and_loses_nothing() {
 
 fn a_full_store_says_so_and_loses_nothing_on(design: Design) {
     let server = server(ServerConfig {
-        mode: FullPolicy::Store,
+        full_policy: FullPolicy::Store,
         log_bytes: Some(64 << 10),
         ..small(design)
     });
@@ -459,7 +459,7 @@ fn a_server_of_another_design_at_the_same_address_is_refused() {
 /// Stores of records: `reads` with a single READ, and `atomics`.
 fn records() -> [ServerConfig; 2] {
     let inline = ServerConfig {
-        read_size: 512,
+        neighbourhood_read_bytes: 512,
         ..small(Design::Reads)
     };
     [inline, small(Design::Atomics)]
@@ -469,8 +469,8 @@ fn records() -> [ServerConfig; 2] {
 fn records_have_a_size_and_no_time() {
     for config_of in records() {
         let server = server(ServerConfig {
-            items: 10,
-            value_bytes: 100,
+            item_capacity: 10,
+            expected_value_bytes: 100,
             ..config_of
         });
         let mut c = client(&server);
@@ -493,7 +493,7 @@ fn records_have_a_size_and_no_time() {
 fn full_records_are_said_and_nothing_is_lost() {
     for config_of in records() {
         let server = server(ServerConfig {
-            items: 100,
+            item_capacity: 100,
             ..config_of
         });
         let mut c = client(&server);

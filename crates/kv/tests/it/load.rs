@@ -15,9 +15,9 @@ fn start(design: Design, (workers, batch): (usize, usize)) -> (Server, Pipelined
 
 fn start_with(config: ServerConfig) -> (Server, PipelinedClient) {
     let server = Server::start(ServerConfig {
-        queues: 2,
-        mode: FullPolicy::Store,
-        items: 5_000,
+        ud_qps_per_worker: 2,
+        full_policy: FullPolicy::Store,
+        item_capacity: 5_000,
         ..config
     })
     .expect("starts");
@@ -32,7 +32,7 @@ fn connect(server: &Server) -> PipelinedClient {
 fn connect_with(server: &Server, config: ClientConfig) -> PipelinedClient {
     PipelinedClient::connect(ClientConfig {
         server: server.address().to_string(),
-        value_bytes: 32,
+        max_single_message_value_bytes: 32,
         // Long timeouts, so that slow machines cause no retries.
         answer_ms: 60_000,
         deadline_ms: 120_000,
@@ -63,20 +63,28 @@ fn a_load_finds_every_key_and_every_value_right() {
                 .expect("ran");
             assert!(report.all_checks_passed(), "{report:?}");
             assert_eq!(
-                (report.misses, report.full, report.lost),
+                (
+                    report.misses,
+                    report.changes_refused_as_full,
+                    report.unanswered_requests
+                ),
                 (0, 0, 0),
                 "{report:?}"
             );
             let updates = report.operations - 20_000;
-            assert_eq!(updates > 0, workload.updates > 0.0, "{report:?}");
+            assert_eq!(
+                updates > 0,
+                workload.read_modify_write_fraction > 0.0,
+                "{report:?}"
+            );
             assert_eq!(
                 report.operations,
                 report.gets + report.changes + report.conflicts
             );
-            assert_eq!(report.verified, report.gets);
+            assert_eq!(report.checked_values, report.gets);
             let share = (report.changes - updates.min(report.changes)) as f64 / 20_000.0;
             let bound = 0.01 + report.conflicts as f64;
-            assert!((share - workload.puts).abs() < bound, "{report:?}");
+            assert!((share - workload.put_fraction).abs() < bound, "{report:?}");
         }
         let stats = server.stop();
         assert_eq!(
@@ -109,7 +117,11 @@ fn postlists_of_every_length_mix_gets_and_puts() {
             let settings = format!("{design}, window {window}, postlists of {batch}: {report:?}");
             assert!(report.all_checks_passed(), "{settings}");
             assert_eq!(report.gets + report.changes, 5_000, "{settings}");
-            assert_eq!((report.misses, report.lost), (0, 0), "{settings}");
+            assert_eq!(
+                (report.misses, report.unanswered_requests),
+                (0, 0),
+                "{settings}"
+            );
         }
     }
 }
@@ -125,7 +137,7 @@ fn what_is_wrong_is_found(design: Design) {
     let (server, mut pipeline) = start(design, (1, 64));
     let few = Workload {
         keys: 64,
-        puts: 0.0,
+        put_fraction: 0.0,
         popularity: Popularity::Uniform,
         ..workload()
     };
@@ -164,14 +176,14 @@ fn what_is_changed_while_it_is_read_is_whole() {
     for (design, read_size) in Design::ALL.map(|d| (d, 0)).into_iter().chain([inline]) {
         let (server, mut pipeline) = start_with(ServerConfig {
             design,
-            read_size,
-            value_bytes: 1000,
+            neighbourhood_read_bytes: read_size,
+            expected_value_bytes: 1000,
             ..ServerConfig::default()
         });
         let few = |puts| Workload {
             keys: 64,
             value_bytes: 1000,
-            puts,
+            put_fraction: puts,
             ..workload()
         };
         load::put_every_nth_key_once(&mut pipeline, &few(0.0), (0, 1)).expect("filled");
@@ -188,7 +200,7 @@ fn what_is_changed_while_it_is_read_is_whole() {
         });
         for report in reports {
             assert!(report.all_checks_passed(), "{design}: {report:?}");
-            let counts = (report.misses, report.lost, report.operations);
+            let counts = (report.misses, report.unanswered_requests, report.operations);
             assert_eq!(counts, (0, 0, 10_000), "{design}: {report:?}");
         }
     }

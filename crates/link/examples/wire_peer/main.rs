@@ -101,7 +101,7 @@ impl Peer {
             self.requester.apply_expired_timers(now, now);
         }
         let mut batch = self.endpoint.new_batch();
-        while batch.len() < 32 {
+        while batch.unsent_packet_count() < 32 {
             let answered = batch.push_some(&self.flow, |out| {
                 self.responder.transmit(now, &mut self.remote, out)
             });

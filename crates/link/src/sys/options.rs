@@ -5,7 +5,12 @@ use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Sets an option whose value is an `int`.
-pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
+pub(crate) fn set_int_socket_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: i32,
+) -> io::Result<()> {
     // SAFETY: pointer and length are those of `value`, which the kernel only reads.
     let result = unsafe {
         libc::setsockopt(
@@ -31,7 +36,7 @@ const _: () = assert!(size_of::<FilterProgram>() == size_of::<libc::sock_fprog>(
 
 /// Sets the BPF program that selects the socket in a group of sockets with the same address
 /// (`SO_ATTACH_REUSEPORT_CBPF`).
-pub(crate) fn set_steering(
+pub(crate) fn attach_steering_program(
     socket: BorrowedFd<'_>,
     program: &[libc::sock_filter],
 ) -> io::Result<()> {
@@ -57,7 +62,7 @@ pub(crate) fn set_steering(
 
 /// Returns the number of datagrams that the kernel has dropped since the socket was made, mostly because its buffer was
 /// full.
-pub(crate) fn dropped_datagrams(socket: BorrowedFd<'_>) -> io::Result<u32> {
+pub(crate) fn kernel_dropped_datagram_count(socket: BorrowedFd<'_>) -> io::Result<u32> {
     /// Index of the drops in the result of `SO_MEMINFO` (`SK_MEMINFO_DROPS`).
     const DROPS_INDEX: usize = 8;
     let mut info = [0_u32; DROPS_INDEX + 1];

@@ -9,7 +9,7 @@ use super::ControlBuffer;
 use super::address::RawAddress;
 
 /// Largest number of messages per system call.
-pub(crate) const MAX_MESSAGES: usize = 16;
+pub(crate) const MAX_MESSAGES_PER_CALL: usize = 16;
 
 /// Largest number of bytes of a message: a UDP payload, which the kernel may have coalesced from several packets (GRO).
 const MAX_MESSAGE_BYTES: usize = 65_536;
@@ -24,9 +24,9 @@ const CONTROL_BYTES: usize = 128;
 /// The buffers of one receiver.
 pub(crate) struct MessageBuffers {
     bytes: Vec<u8>,
-    addresses: [RawAddress; MAX_MESSAGES],
-    controls: Box<[ControlBuffer<CONTROL_BYTES>; MAX_MESSAGES]>,
-    lens: [MessageLens; MAX_MESSAGES],
+    addresses: [RawAddress; MAX_MESSAGES_PER_CALL],
+    control_buffers: Box<[ControlBuffer<CONTROL_BYTES>; MAX_MESSAGES_PER_CALL]>,
+    lens: [MessageLens; MAX_MESSAGES_PER_CALL],
 }
 
 #[derive(Clone, Copy, Default)]
@@ -50,10 +50,10 @@ impl MessageBuffers {
     /// Makes buffers, whose memory is only allocated when it is used.
     pub(crate) fn new() -> MessageBuffers {
         MessageBuffers {
-            bytes: vec![0; BUFFER_STRIDE_BYTES * MAX_MESSAGES],
-            addresses: [RawAddress::NONE; MAX_MESSAGES],
-            controls: Box::new([ControlBuffer([0; CONTROL_BYTES]); MAX_MESSAGES]),
-            lens: [MessageLens::default(); MAX_MESSAGES],
+            bytes: vec![0; BUFFER_STRIDE_BYTES * MAX_MESSAGES_PER_CALL],
+            addresses: [RawAddress::NONE; MAX_MESSAGES_PER_CALL],
+            control_buffers: Box::new([ControlBuffer([0; CONTROL_BYTES]); MAX_MESSAGES_PER_CALL]),
+            lens: [MessageLens::default(); MAX_MESSAGES_PER_CALL],
         }
     }
 
@@ -62,9 +62,9 @@ impl MessageBuffers {
     /// # Errors
     /// The error of the first message. An empty queue is not an error.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>, limit: usize) -> io::Result<usize> {
-        let count = limit.clamp(1, MAX_MESSAGES);
-        let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); MAX_MESSAGES];
-        let mut headers = [MaybeUninit::<libc::mmsghdr>::uninit(); MAX_MESSAGES];
+        let count = limit.clamp(1, MAX_MESSAGES_PER_CALL);
+        let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); MAX_MESSAGES_PER_CALL];
+        let mut headers = [MaybeUninit::<libc::mmsghdr>::uninit(); MAX_MESSAGES_PER_CALL];
         let buffers = self.bytes.chunks_mut(BUFFER_STRIDE_BYTES);
         for (i, buffer) in buffers.take(count).enumerate() {
             let vector = vectors[i].write(libc::iovec {
@@ -77,7 +77,7 @@ impl MessageBuffers {
             header.msg_namelen = size_of::<RawAddress>() as libc::socklen_t;
             header.msg_iov = vector;
             header.msg_iovlen = 1;
-            header.msg_control = self.controls[i].0.as_mut_ptr().cast();
+            header.msg_control = self.control_buffers[i].0.as_mut_ptr().cast();
             header.msg_controllen = CONTROL_BYTES as _;
             headers[i].write(libc::mmsghdr {
                 msg_hdr: header,
@@ -117,7 +117,7 @@ impl MessageBuffers {
 
     /// Returns memory for another datagram; the last received messages are lost.
     pub(crate) fn scratch_discarding_messages(&mut self) -> &mut [u8] {
-        self.lens = [MessageLens::default(); MAX_MESSAGES];
+        self.lens = [MessageLens::default(); MAX_MESSAGES_PER_CALL];
         &mut self.bytes[..BUFFER_STRIDE_BYTES]
     }
 
@@ -127,7 +127,7 @@ impl MessageBuffers {
         let (source, source_port) = self.addresses[i].ip_and_port()?;
         let start = i * BUFFER_STRIDE_BYTES;
         let bytes = &self.bytes[start..start + lens.data_bytes.min(MAX_MESSAGE_BYTES)];
-        let control = &self.controls[i].0[..lens.control_bytes.min(CONTROL_BYTES)];
+        let control = &self.control_buffers[i].0[..lens.control_bytes.min(CONTROL_BYTES)];
         let mut message = ReceivedMessage {
             source,
             source_port,
@@ -136,19 +136,19 @@ impl MessageBuffers {
             segment_bytes: bytes.len(),
             bytes,
         };
-        message.read_control(control);
+        message.parse_control_messages(control);
         Some(message)
     }
 }
 
 impl ReceivedMessage<'_> {
-    fn read_control(&mut self, mut control: &[u8]) {
+    fn parse_control_messages(&mut self, mut control: &[u8]) {
         const HEADER: usize = size_of::<libc::cmsghdr>();
-        while let Some((len, level, kind)) = control_header(control) {
+        while let Some((len, level, kind)) = first_control_message_header(control) {
             let Some(data) = control.get(HEADER..len) else {
                 return;
             };
-            let value = control_value(data);
+            let value = parse_control_value(data);
             match (level, kind) {
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                     self.traffic_class = value.to_le_bytes()[0];
@@ -169,7 +169,7 @@ impl ReceivedMessage<'_> {
 }
 
 /// Returns length (with header), level and type of the first control message.
-fn control_header(control: &[u8]) -> Option<(usize, i32, i32)> {
+fn first_control_message_header(control: &[u8]) -> Option<(usize, i32, i32)> {
     let (len, rest) = control.split_first_chunk()?;
     let rest = rest.get(size_of::<libc::cmsghdr>() - 8 - size_of::<usize>()..)?;
     let (level, rest) = rest.split_first_chunk()?;
@@ -180,7 +180,7 @@ fn control_header(control: &[u8]) -> Option<(usize, i32, i32)> {
 }
 
 /// Reads the value of a control message: an `int`, or a byte (`IP_TOS`).
-fn control_value(data: &[u8]) -> i32 {
+fn parse_control_value(data: &[u8]) -> i32 {
     match data {
         [a, b, c, d, ..] => i32::from_ne_bytes([*a, *b, *c, *d]),
         [a, ..] => i32::from(*a),

@@ -9,14 +9,14 @@ use super::ControlBuffer;
 use super::address::RawAddress;
 
 /// Largest number of messages per system call.
-pub(crate) const MAX_MESSAGES: usize = 16;
+pub(crate) const MAX_MESSAGES_PER_CALL: usize = 16;
 
 /// Bytes of a burst's control messages: segment size, traffic class, hop limit.
 const CONTROL_BYTES: usize = 3 * cmsg_space(size_of::<i32>());
 
 /// A burst with its destination.
 pub(crate) struct BurstMessage<'a> {
-    pub(crate) to: SocketAddr,
+    pub(crate) destination: SocketAddr,
     pub(crate) bytes: &'a [u8],
     /// Bytes of each packet except the last; `None` for a single packet.
     pub(crate) segment_bytes: Option<u16>,
@@ -25,15 +25,18 @@ pub(crate) struct BurstMessage<'a> {
     pub(crate) hop_limit: u8,
 }
 
-/// Sends the first messages, at most [`MAX_MESSAGES`]; returns the number that the kernel took.
+/// Sends the first messages, at most [`MAX_MESSAGES_PER_CALL`]; returns the number that the kernel took.
 ///
 /// # Errors
 /// The error of the first message; nothing was sent.
-pub(crate) fn send(socket: BorrowedFd<'_>, messages: &[BurstMessage<'_>]) -> io::Result<usize> {
+pub(crate) fn send_bursts(
+    socket: BorrowedFd<'_>,
+    messages: &[BurstMessage<'_>],
+) -> io::Result<usize> {
     match messages {
         [] => Ok(0),
         [_] => send_some::<1>(socket, messages),
-        _ => send_some::<MAX_MESSAGES>(socket, messages),
+        _ => send_some::<MAX_MESSAGES_PER_CALL>(socket, messages),
     }
 }
 
@@ -47,9 +50,9 @@ fn send_some<const N: usize>(
     let mut headers = [MaybeUninit::<libc::mmsghdr>::uninit(); N];
     let count = messages.len().min(N);
     for (i, message) in messages[..count].iter().enumerate() {
-        let (address, address_len) = RawAddress::new(&message.to);
+        let (address, address_len) = RawAddress::new(&message.destination);
         addresses[i] = address;
-        let control_len = write_control(message, &mut controls[i]);
+        let control_len = write_control_messages(message, &mut controls[i]);
         let vector = vectors[i].write(libc::iovec {
             iov_base: message.bytes.as_ptr().cast_mut().cast(),
             iov_len: message.bytes.len(),
@@ -85,8 +88,11 @@ fn send_some<const N: usize>(
 }
 
 /// Writes the control messages of `message` and returns their length.
-fn write_control(message: &BurstMessage<'_>, control: &mut ControlBuffer<CONTROL_BYTES>) -> usize {
-    let (level, class, limit) = match message.to {
+fn write_control_messages(
+    message: &BurstMessage<'_>,
+    control: &mut ControlBuffer<CONTROL_BYTES>,
+) -> usize {
+    let (level, class, limit) = match message.destination {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
     };

@@ -74,7 +74,7 @@ pub struct FrameHeaders {
 impl FrameHeaders {
     /// Parses a frame without its check sequence; `None` if it is shorter than an Ethernet header.
     #[must_use]
-    pub fn of(frame: &[u8]) -> Option<Self> {
+    pub fn parse(frame: &[u8]) -> Option<Self> {
         let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
         let Some(LinkSlice::Ethernet2(ethernet)) = &packet.link else {
             return None;
@@ -85,44 +85,44 @@ impl FrameHeaders {
             ipv4: None,
             transport_range: None,
         };
-        headers.set(field::DST_MAC, &ethernet.destination());
-        headers.set(field::SRC_MAC, &ethernet.source());
+        headers.set_field(field::DST_MAC, &ethernet.destination());
+        headers.set_field(field::SRC_MAC, &ethernet.source());
         let mut ether_type = ethernet.ether_type();
         for extension in &packet.link_exts {
             if let LaxLinkExtSlice::Vlan(vlan) = extension {
                 ether_type = vlan.ether_type();
                 if headers.layers & layer::VLAN == 0 {
                     headers.layers |= layer::VLAN;
-                    headers.set(field::VLAN_TAG, &vlan.header_slice()[..2]);
+                    headers.set_field(field::VLAN_TAG, &vlan.header_slice()[..2]);
                 }
             }
         }
-        headers.set(field::ETHER_TYPE, &ether_type.0.to_be_bytes());
+        headers.set_field(field::ETHER_TYPE, &ether_type.0.to_be_bytes());
         match &packet.net {
             Some(LaxNetSlice::Ipv4(ip)) => {
                 let header = ip.header();
                 headers.layers |= layer::IPV4;
                 headers.ipv4 = Some(range_within(frame, header.slice()));
-                headers.set(field::SRC_IP, &header.source());
-                headers.set(field::DST_IP, &header.destination());
-                headers.set(field::PROTOCOL, &[header.protocol().0]);
-                headers.set(field::TRAFFIC_CLASS, &header.slice()[1..2]);
-                headers.set(field::HOP_LIMIT, &[header.ttl()]);
+                headers.set_field(field::SRC_IP, &header.source());
+                headers.set_field(field::DST_IP, &header.destination());
+                headers.set_field(field::PROTOCOL, &[header.protocol().0]);
+                headers.set_field(field::TRAFFIC_CLASS, &header.slice()[1..2]);
+                headers.set_field(field::HOP_LIMIT, &[header.ttl()]);
                 let flag = |set, bit| if set { bit } else { 0 };
                 let flags = flag(header.dont_fragment(), DONT_FRAGMENT)
                     | flag(header.more_fragments(), MORE_FRAGMENTS);
-                headers.set(field::IP_FLAGS, &[flags]);
+                headers.set_field(field::IP_FLAGS, &[flags]);
             }
             Some(LaxNetSlice::Ipv6(ip)) => {
                 let header = ip.header();
                 headers.layers |= layer::IPV6;
-                headers.set(field::SRC_IP, &header.source());
-                headers.set(field::DST_IP, &header.destination());
-                headers.set(field::PROTOCOL, &[ip.payload().ip_number.0]);
-                headers.set(field::TRAFFIC_CLASS, &[header.traffic_class()]);
-                headers.set(field::HOP_LIMIT, &[header.hop_limit()]);
+                headers.set_field(field::SRC_IP, &header.source());
+                headers.set_field(field::DST_IP, &header.destination());
+                headers.set_field(field::PROTOCOL, &[ip.payload().ip_number.0]);
+                headers.set_field(field::TRAFFIC_CLASS, &[header.traffic_class()]);
+                headers.set_field(field::HOP_LIMIT, &[header.hop_limit()]);
                 let label = header.flow_label().value().to_be_bytes();
-                headers.set(field::FLOW_LABEL, &label);
+                headers.set_field(field::FLOW_LABEL, &label);
             }
             _ => {}
         }
@@ -142,14 +142,14 @@ impl FrameHeaders {
             _ => return Some(headers),
         };
         headers.layers |= which;
-        headers.set(field::SRC_PORT, &source.to_be_bytes());
-        headers.set(field::DST_PORT, &destination.to_be_bytes());
+        headers.set_field(field::SRC_PORT, &source.to_be_bytes());
+        headers.set_field(field::DST_PORT, &destination.to_be_bytes());
         headers.transport_range = Some(range_within(frame, segment));
         Some(headers)
     }
 
     /// Sets the first bytes of a field.
-    fn set(&mut self, at: Range<usize>, value: &[u8]) {
+    fn set_field(&mut self, at: Range<usize>, value: &[u8]) {
         self.parsed_field_values[at.start..at.start + value.len()].copy_from_slice(value);
     }
 
@@ -172,7 +172,7 @@ impl FrameHeaders {
     }
 
     /// Returns the one's complement sum of a TCP segment or UDP datagram with its pseudo header: RFC 9293, 3.1; RFC 768.
-    fn transport_sum(&self, segment: &[u8]) -> Sum16BitWords {
+    fn transport_ones_complement_sum(&self, segment: &[u8]) -> Sum16BitWords {
         let length = u32::try_from(segment.len()).unwrap_or(u32::MAX);
         let sum = Sum16BitWords::new()
             .add_slice(self.field(field::SRC_IP))
@@ -195,7 +195,11 @@ impl FrameHeaders {
         let none = self.has_any_layer_of(layer::UDP) && segment[UDP_CHECKSUM_RANGE] == [0, 0];
         let header = Sum16BitWords::new().add_slice(&frame[ip.clone()]);
         header.ones_complement() == 0
-            && (none || self.transport_sum(segment).ones_complement() == 0)
+            && (none
+                || self
+                    .transport_ones_complement_sum(segment)
+                    .ones_complement()
+                    == 0)
     }
 
     /// Computes the checksums of IPv4, TCP and UDP headers: `IBV_SEND_IP_CSUM`.
@@ -215,7 +219,7 @@ impl FrameHeaders {
                 TCP_CHECKSUM_RANGE
             };
             segment[at.clone()].fill(0);
-            let sum = self.transport_sum(segment);
+            let sum = self.transport_ones_complement_sum(segment);
             let sum = if udp {
                 sum.to_ones_complement_with_no_zero()
             } else {
@@ -257,7 +261,7 @@ mod tests {
 
     #[test]
     fn each_field_lies_where_it_is_said_to() {
-        let headers = FrameHeaders::of(&udp4(b"hello")).unwrap();
+        let headers = FrameHeaders::parse(&udp4(b"hello")).unwrap();
         assert_eq!(headers.layers, layer::IPV4 | layer::UDP);
         assert_eq!(headers.field(field::DST_MAC), B);
         assert_eq!(headers.field(field::SRC_MAC), A);
@@ -280,7 +284,7 @@ mod tests {
             .tcp(1, 2, 3, 4);
         let mut frame = Vec::new();
         builder.write(&mut frame, b"x").unwrap();
-        let headers = FrameHeaders::of(&frame).unwrap();
+        let headers = FrameHeaders::parse(&frame).unwrap();
         assert_eq!(headers.layers, layer::VLAN | layer::IPV6 | layer::TCP);
         assert_eq!(headers.field(field::VLAN_TAG), [0x0c, 0x0c]);
         assert_eq!(headers.field(field::ETHER_TYPE), [0x86, 0xdd]);
@@ -294,7 +298,7 @@ mod tests {
     #[test]
     fn checksums_are_checked_and_filled_in() {
         let whole = udp4(b"some payload");
-        let headers = FrameHeaders::of(&whole).unwrap();
+        let headers = FrameHeaders::parse(&whole).unwrap();
         assert!(headers.checksums_are_right(&whole));
         for at in [14 + 10, 14 + 20 + 6, 14 + 20 + 8] {
             let mut wrong = whole.clone();
@@ -313,7 +317,7 @@ mod tests {
         #[test]
         fn any_bytes_have_headers_or_none(frame in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut frame = frame;
-            if let Some(headers) = FrameHeaders::of(&frame) {
+            if let Some(headers) = FrameHeaders::parse(&frame) {
                 let _ = headers.checksums_are_right(&frame);
                 headers.fill_in_checksums(&mut frame);
             }
@@ -331,10 +335,10 @@ mod tests {
                 frame[at] = byte;
             }
             frame.truncate(cut.index(frame.len()));
-            if let Some(headers) = FrameHeaders::of(&frame) {
+            if let Some(headers) = FrameHeaders::parse(&frame) {
                 headers.fill_in_checksums(&mut frame);
                 // The new checksums change no layer of the frame.
-                let again = FrameHeaders::of(&frame).map(|h| h.layers);
+                let again = FrameHeaders::parse(&frame).map(|h| h.layers);
                 prop_assert_eq!(again, Some(headers.layers));
             }
         }

@@ -106,7 +106,7 @@ pub struct FlowRule {
 }
 
 impl FlowRule {
-    /// Returns the key by which rules are sorted before [`PacketTrapState::gets_packet`]. Sniffers come first, then
+    /// Returns the key by which rules are sorted before [`PacketTrapState::offer_to_next_rule`]. Sniffers come first, then
     /// flows with specifications by priority, and default flows last. At equal priority dropping flows come first.
     #[must_use]
     pub const fn sort_key(&self) -> (u8, u16, bool) {
@@ -125,28 +125,30 @@ impl FlowRule {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PacketTrapState {
     /// Priority of the flows that have trapped the packet, and a flag that is true if they drop the packet.
-    trapped_by: Option<(u16, bool)>,
+    trapping_priority_and_drop: Option<(u16, bool)>,
 }
 
 impl PacketTrapState {
     /// Returns true if the flow of the next rule gets the packet.
-    pub fn gets_packet(&mut self, rule: &FlowRule, headers: &FrameHeaders) -> bool {
+    pub fn offer_to_next_rule(&mut self, rule: &FlowRule, headers: &FrameHeaders) -> bool {
         match rule.kind {
             FlowKind::Sniffer => true,
             FlowKind::Normal => {
                 let too_late = self
-                    .trapped_by
+                    .trapping_priority_and_drop
                     .is_some_and(|(at, dropped)| dropped || at < rule.priority);
                 if too_late || !rule.pattern.matches(headers) {
                     return false;
                 }
                 if !rule.dont_trap {
-                    self.trapped_by = Some((rule.priority, rule.drop));
+                    self.trapping_priority_and_drop = Some((rule.priority, rule.drop));
                 }
                 !rule.drop
             }
-            FlowKind::AllDefault => self.trapped_by.is_none(),
-            FlowKind::MulticastDefault => self.trapped_by.is_none() && headers.is_multicast(),
+            FlowKind::AllDefault => self.trapping_priority_and_drop.is_none(),
+            FlowKind::MulticastDefault => {
+                self.trapping_priority_and_drop.is_none() && headers.is_multicast()
+            }
         }
     }
 }
@@ -160,7 +162,7 @@ mod tests {
     fn frame(destination: [u8; 6]) -> FrameHeaders {
         let mut bytes = [0; 60];
         bytes[..6].copy_from_slice(&destination);
-        FrameHeaders::of(&bytes).unwrap()
+        FrameHeaders::parse(&bytes).unwrap()
     }
 
     fn rule(kind: FlowKind, priority: u16) -> FlowRule {
@@ -180,7 +182,7 @@ mod tests {
         let mut trap = PacketTrapState::default();
         let mut got: Vec<_> = order
             .into_iter()
-            .filter(|(_, rule)| trap.gets_packet(rule, headers))
+            .filter(|(_, rule)| trap.offer_to_next_rule(rule, headers))
             .map(|(at, _)| at)
             .collect();
         got.sort_unstable();

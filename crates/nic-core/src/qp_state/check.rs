@@ -50,7 +50,7 @@ pub enum ModifyQpError {
         assumed: QpState,
     },
     /// The state machine does not have this transition.
-    #[error("{qp_type} QP in {from} cannot go to {to}; it can go to {}", next_states(*.qp_type, *.from))]
+    #[error("{qp_type} QP in {from} cannot go to {to}; it can go to {}", list_next_states(*.qp_type, *.from))]
     NoTransition {
         /// Transport of the QP.
         qp_type: QpType,
@@ -60,7 +60,7 @@ pub enum ModifyQpError {
         to: QpState,
     },
     /// The transition exists, but requires or allows other attributes than the mask selects.
-    #[error("{qp_type} QP from {from} to {to}: {}", wrong_attrs(*.missing, *.not_allowed))]
+    #[error("{qp_type} QP from {from} to {to}: {}", describe_wrong_attrs(*.missing, *.not_allowed))]
     WrongAttrs {
         /// Transport of the QP.
         qp_type: QpType,
@@ -94,7 +94,7 @@ pub enum ModifyQpError {
 }
 
 /// Lists the states that a QP can go to from `from`, for an error message.
-fn next_states(qp_type: QpType, from: QpState) -> String {
+fn list_next_states(qp_type: QpType, from: QpState) -> String {
     let next: Vec<String> = QpState::ALL
         .into_iter()
         .filter(|&to| transition_attrs(qp_type, from, to).is_some())
@@ -104,7 +104,7 @@ fn next_states(qp_type: QpType, from: QpState) -> String {
 }
 
 /// Describes the wrong bits of a mask, for an error message.
-fn wrong_attrs(missing: AttrMask, not_allowed: AttrMask) -> String {
+fn describe_wrong_attrs(missing: AttrMask, not_allowed: AttrMask) -> String {
     let mut parts = Vec::new();
     if !missing.is_empty() {
         parts.push(format!("missing {missing}"));
@@ -187,11 +187,11 @@ pub fn check_transition(
 
     for AttributeValueAndRange {
         mask_bit: bit,
-        field,
+        field_name: field,
         value,
         min,
         max,
-    } in ranges(attr, limits)
+    } in attribute_ranges(attr, limits)
     {
         if mask.contains(bit) && !(min..=max).contains(&value) {
             return Err(ModifyQpError::OutOfRange {
@@ -211,20 +211,20 @@ pub fn check_transition(
 /// The allowed range of an attribute's field, which is checked if the field's bit is set.
 pub(super) struct AttributeValueAndRange {
     pub(super) mask_bit: i32,
-    pub(super) field: &'static str,
+    pub(super) field_name: &'static str,
     pub(super) value: u32,
     pub(super) min: u32,
     pub(super) max: u32,
 }
 
 /// Returns the ranges of all fields of [`AttributesToCheck`] that have a range, except the states.
-pub(super) fn ranges(
+pub(super) fn attribute_ranges(
     attr: &AttributesToCheck,
     limits: &DeviceLimits,
 ) -> [AttributeValueAndRange; 20] {
     let range = |bit, field, value, min, max| AttributeValueAndRange {
         mask_bit: bit,
-        field,
+        field_name: field,
         value,
         min,
         max,

@@ -385,12 +385,12 @@ fn every_range() -> Vec<(QpState, QpState, &'static str, u32, u32, Set)> {
 #[test]
 fn values_at_the_ends_of_a_range_pass_and_those_beyond_fail() {
     let checked = every_range();
-    let known = ranges(&AttributesToCheck::default(), &LIMITS);
+    let known = attribute_ranges(&AttributesToCheck::default(), &LIMITS);
     assert_eq!(checked.len(), known.len(), "a range is not tested");
     assert!(
         known
             .iter()
-            .all(|range| checked.iter().any(|case| case.2 == range.field))
+            .all(|range| checked.iter().any(|case| case.2 == range.field_name))
     );
 
     for (from, to, field, min, max, set) in checked {

@@ -1,7 +1,7 @@
 //! Times and sizes that are encoded in attributes.
 
 /// RNR NAK timer of each code, in units of 10 µs: IBTA vol. 1, table "Encoding for RNR NAK Timer Field".
-const RNR_TIMER_10US: [u64; 32] = [
+const RNR_TIMERS_IN_10US_BY_CODE: [u64; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024,
     1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
@@ -19,7 +19,7 @@ pub fn path_mtu_bytes(code: u32) -> u32 {
 /// The field has 5 bits; higher bits of `code` are ignored.
 #[must_use]
 pub fn rnr_timer_ns(code: u8) -> u64 {
-    RNR_TIMER_10US[usize::from(code & 0x1f)] * 10_000
+    RNR_TIMERS_IN_10US_BY_CODE[usize::from(code & 0x1f)] * 10_000
 }
 
 /// Returns the time of the local ACK timeout code `code` in nanoseconds: 4.096 µs * 2^`code`. `None` for 0, which means

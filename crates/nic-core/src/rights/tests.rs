@@ -38,7 +38,7 @@ fn nothing_else_is_needed() {
         for (addr, len) in [(0, 64), (0, 0), (63, 1), (64, 0), (8, 16)] {
             let permitted = authorize(&region, (region.start + addr, len), access, &qp).unwrap();
             assert_eq!((permitted.offset(), permitted.len()), (addr, len));
-            assert!(!permitted.is_on_demand());
+            assert!(!permitted.is_whole_address_space());
         }
     }
 }
@@ -88,7 +88,7 @@ fn each_condition_alone_denies_with_its_reason() {
             let denied = authorize(&region, (addr, len), access, &qp);
             assert_eq!(
                 denied,
-                Err(AccessDenied::Range),
+                Err(AccessDenied::OutOfRange),
                 "{access:?} {addr:#x} {len:#x}"
             );
         }
@@ -165,7 +165,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
             ..region
         };
         let permitted = authorize(&whole, (1 << 40, 1 << 30), access, &qp).unwrap();
-        assert!(permitted.is_on_demand());
+        assert!(permitted.is_whole_address_space());
         assert_eq!(permitted.offset(), 1 << 40);
         let stranger = QpMemoryRights {
             pd_number: PD + 1,
@@ -186,7 +186,7 @@ fn an_owner_is_its_word() {
         (OwningPdOrQp::window_type_1(PD), Some(PD)),
         (OwningPdOrQp::window_type_2(QPN), None),
     ] {
-        assert_eq!(OwningPdOrQp::from_word(owner.word()), owner);
+        assert_eq!(OwningPdOrQp::from_word(owner.to_word()), owner);
         assert_eq!(owner.pd_number(), number, "{owner:?}");
         if number.is_some() {
             assert_eq!(owner.with_pd_number(9).pd_number(), Some(9));
@@ -219,7 +219,7 @@ fn nothing_grants_no_byte() {
     for addr in [0, 1, u64::MAX - 1, u64::MAX] {
         assert_eq!(
             RegionGrant::NOTHING.permit_range(addr, 1),
-            Err(AccessDenied::Range)
+            Err(AccessDenied::OutOfRange)
         );
     }
 }
@@ -247,7 +247,7 @@ proptest! {
         (region.start, region.len) = (start, len);
         let inside = addr >= start
             && u128::from(addr) + u128::from(n) <= u128::from(start) + u128::from(len);
-        let expected = if inside { Ok((addr - start, n)) } else { Err(AccessDenied::Range) };
+        let expected = if inside { Ok((addr - start, n)) } else { Err(AccessDenied::OutOfRange) };
         let got = authorize(&region, (addr, n), Access::RemoteWrite, &qp);
         prop_assert_eq!(got.map(|p| (p.offset(), p.len())), expected);
     }

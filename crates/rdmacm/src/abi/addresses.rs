@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use c_edge::c_functions;
 
-use super::edge::{AddressArg, IdArg};
+use super::argument_types::{AddressArg, IdArg};
 use crate::addr::IdAddress;
 use crate::cm_event::wait_for_outcome_if_synchronous;
 use crate::errno::Result;

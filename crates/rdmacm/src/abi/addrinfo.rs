@@ -10,14 +10,14 @@ use c_edge::{InConst, Out, c_functions};
 use libc::{addrinfo, sockaddr, socklen_t};
 use verbs_abi::*;
 
-use super::edge::IdArg;
+use super::argument_types::IdArg;
 use crate::addr::{self, IdAddress};
 use crate::address_list::AddressList;
 use crate::cm_event::wait_for_outcome_if_synchronous;
-use crate::device::DEFAULT_PKEY;
+use crate::device_port::DEFAULT_PKEY;
 use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
-use crate::ib::IbAddr;
+use crate::ib_addr::IbAddr;
 
 c_functions! {
     /// Resolves a node and a service: `rdma_getaddrinfo(3)`.
@@ -58,19 +58,22 @@ fn resolve_addrinfo(
         hints.ai_flags &= !RAI_DNS;
     }
     // SAFETY: texts and hints are valid as the man page requires.
-    let found = unsafe { resolve(node, service, hints.as_ref()) };
+    let found = unsafe { resolve_to_rdma_addrinfo(node, service, hints.as_ref()) };
     let (kind, status) = match &found {
         Ok(_) => (RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0),
         Err(Errno(errno)) => (RDMA_CM_EVENT_ADDRINFO_ERROR, -errno),
     };
-    let before = std::mem::replace(&mut id.extra().addrinfo, found.ok().map(owned_list));
+    let before = std::mem::replace(
+        &mut id.lock_extra_fields().addrinfo,
+        found.ok().map(take_ownership_of_list),
+    );
     drop(before);
     id.endpoint.report_event(kind, status, EventDetail::None);
     wait_for_outcome_if_synchronous(id)
 }
 
 /// Stores the list until the program asks for it.
-fn owned_list(list: *mut rdma_addrinfo) -> AddressList {
+fn take_ownership_of_list(list: *mut rdma_addrinfo) -> AddressList {
     // SAFETY: a list of this module that no other code uses; the function frees such lists.
     unsafe { AddressList::new(list, rdma_freeaddrinfo) }
 }
@@ -79,7 +82,7 @@ fn owned_list(list: *mut rdma_addrinfo) -> AddressList {
 fn query_addrinfo(id: IdArg<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result {
     let id = id.get()?;
     let place = info.get()?;
-    let found = id.extra().addrinfo.take().ok_or(INVALID)?;
+    let found = id.lock_extra_fields().addrinfo.take().ok_or(INVALID)?;
     place.write(found.into_list());
     Ok(())
 }
@@ -96,13 +99,13 @@ fn getaddrinfo(
         return Err(INVALID);
     }
     // SAFETY: texts and hints are valid as the man page requires.
-    place.write(unsafe { resolve(node, service, hints) }?);
+    place.write(unsafe { resolve_to_rdma_addrinfo(node, service, hints) }?);
     Ok(())
 }
 
 /// # Safety
 /// As for `rdma_getaddrinfo`.
-unsafe fn resolve(
+unsafe fn resolve_to_rdma_addrinfo(
     node: *const c_char,
     service: *const c_char,
     hints: Option<&rdma_addrinfo>,
@@ -113,7 +116,7 @@ unsafe fn resolve(
         let Some(rai) = res.as_mut() else {
             return Err(Errno(libc::ENOMEM));
         };
-        let filled = fill(rai, node, service, hints);
+        let filled = fill_rdma_addrinfo(rai, node, service, hints);
         if filled.is_err() {
             rdma_freeaddrinfo(res);
         }
@@ -123,7 +126,7 @@ unsafe fn resolve(
 
 /// # Safety
 /// As for `rdma_getaddrinfo`; `rai` is empty.
-unsafe fn fill(
+unsafe fn fill_rdma_addrinfo(
     rai: &mut rdma_addrinfo,
     node: *const c_char,
     service: *const c_char,
@@ -146,7 +149,7 @@ unsafe fn fill(
             let mut found: *mut addrinfo = ptr::null_mut();
             let failed = libc::getaddrinfo(node, service, ai_hints, &raw mut found);
             if failed != 0 {
-                return Err(errno_of(failed));
+                return Err(errno_of_getaddrinfo_error(failed));
             }
             let converted = fill_from_host_addrinfo(rai, given, &*found);
             libc::freeaddrinfo(found);
@@ -254,7 +257,7 @@ unsafe fn ib_sockaddr_from_ipv6(
     port_space: c_int,
 ) -> Result<(*mut sockaddr, socklen_t)> {
     // SAFETY: contract of this function.
-    let Some(IdAddress::Ip(SocketAddr::V6(v6))) = (unsafe { addr::read(addr) }) else {
+    let Some(IdAddress::Ip(SocketAddr::V6(v6))) = (unsafe { addr::read_sockaddr(addr) }) else {
         return Err(Errno(libc::EAFNOSUPPORT));
     };
     let port_space = u32::try_from(port_space).map_err(|_| INVALID)?;
@@ -263,7 +266,7 @@ unsafe fn ib_sockaddr_from_ipv6(
         scope_id: v6.scope_id().into(),
         ..IbAddr::new(v6.ip().octets(), DEFAULT_PKEY)
     };
-    let (c, len) = addr::to_c(IdAddress::Ib(gid.with_service(port_space, v6.port())));
+    let (c, len) = addr::to_sockaddr(IdAddress::Ib(gid.with_service(port_space, v6.port())));
     // SAFETY: the pointer leads to an address of `len` bytes.
     unsafe { copy_sockaddr_to_malloc((&raw const c).cast(), len) }
 }
@@ -292,9 +295,9 @@ unsafe fn copy_sockaddr_to_malloc(
 }
 
 /// Converts an error of `getaddrinfo(3)` to the errno that `rdma_getaddrinfo(3)` reports.
-fn errno_of(eai: c_int) -> Errno {
+fn errno_of_getaddrinfo_error(eai: c_int) -> Errno {
     match eai {
-        libc::EAI_SYSTEM => crate::device::last_errno(),
+        libc::EAI_SYSTEM => crate::device_port::last_errno(),
         libc::EAI_MEMORY => Errno(libc::ENOMEM),
         libc::EAI_AGAIN => Errno(libc::EAGAIN),
         libc::EAI_FAMILY => Errno(libc::EAFNOSUPPORT),

@@ -3,7 +3,7 @@
 use c_edge::{In, InOut, Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::{ChannelArg, OwnedId};
+use super::argument_types::{ChannelArg, OwnedId};
 use super::ids::return_id;
 use crate::addr;
 use crate::cm_event::wait_for_outcome_if_synchronous;
@@ -59,7 +59,7 @@ unsafe fn set_up_passive_id(
     attr: Option<&ibv_qp_init_attr>,
 ) -> Result {
     // SAFETY: contract of this function.
-    let src = unsafe { addr::read(res.ai_src_addr) };
+    let src = unsafe { addr::read_sockaddr(res.ai_src_addr) };
     bind(id, src.ok_or(INVALID)?)?;
     if !pd.is_null() {
         id.set_pd(pd);
@@ -67,7 +67,7 @@ unsafe fn set_up_passive_id(
     if let Some(attr) = attr {
         let mut attr = *attr;
         attr.qp_type = id.qp_type();
-        id.extra().qp_init_attr = Some(attr);
+        id.lock_extra_fields().qp_init_attr_for_requests = Some(attr);
     }
     Ok(())
 }
@@ -81,7 +81,12 @@ unsafe fn set_up_active_id(
     attr: Option<&mut ibv_qp_init_attr>,
 ) -> Result {
     // SAFETY: contract of this function.
-    let (src, dst) = unsafe { (addr::read(res.ai_src_addr), addr::read(res.ai_dst_addr)) };
+    let (src, dst) = unsafe {
+        (
+            addr::read_sockaddr(res.ai_src_addr),
+            addr::read_sockaddr(res.ai_dst_addr),
+        )
+    };
     resolve_addr(id, src, dst.ok_or(INVALID)?)?;
     wait_for_outcome_if_synchronous(id)?;
     resolve_route(id)?;
@@ -95,7 +100,7 @@ unsafe fn set_up_active_id(
         // SAFETY: the private data has the length that the result states.
         let data =
             unsafe { std::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
-        id.extra().addrinfo_connect_data = data.to_vec();
+        id.lock_extra_fields().addrinfo_connect_data = data.to_vec();
     }
     Ok(())
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use c_edge::{Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::{ChannelArg, EventArg, IdArg};
+use super::argument_types::{ChannelArg, EventArg, IdArg};
 use crate::cm::Cm;
-use crate::cm_event::next_event;
+use crate::cm_event::wait_for_next_event;
 use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::ChannelHandle;
@@ -41,7 +41,7 @@ c_functions! {
 
 fn create_event_channel() -> Result<*mut rdma_event_channel> {
     // "Event channels … return NULL if an error occurred": this includes the lack of a device.
-    Cm::get()?;
+    Cm::get_or_create()?;
     ChannelHandle::create()
 }
 
@@ -54,7 +54,7 @@ fn get_cm_event(channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Resu
     }
     let channel = channel?;
     let place = event.get()?;
-    place.write(next_event(&channel)?);
+    place.write(wait_for_next_event(&channel)?);
     Ok(())
 }
 

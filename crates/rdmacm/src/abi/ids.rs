@@ -5,14 +5,15 @@ use std::ffi::{c_int, c_void};
 use c_edge::{Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::{BytesArg, ChannelArg, ConnParam, IdArg, OwnedId};
+use super::argument_types::{BytesArg, ChannelArg, ConnParam, IdArg, OwnedId};
 use crate::addr::IdAddress;
 use crate::cm::Cm;
 use crate::cm_event::{
-    acknowledge_last, check_private_data_len, next_request, wait_for_outcome_if_synchronous,
+    acknowledge_last_event, check_private_data_len, wait_for_next_request,
+    wait_for_outcome_if_synchronous,
 };
-use crate::connect::listen as listen_at;
 use crate::errno::{Errno, INVALID, Result};
+use crate::id_lifecycle::listen as listen_at;
 use crate::resolve::bind;
 use crate::wire::reason;
 
@@ -87,7 +88,7 @@ pub(super) fn return_id(to: Out<'_, *mut rdma_cm_id>, id: OwnedId) -> Result {
 
 fn migrate_id(id: IdArg<'_>, channel: ChannelArg) -> Result {
     let id = id.get()?;
-    let was_sync = id.extra().is_synchronous;
+    let was_sync = id.lock_extra_fields().is_synchronous;
     let sync = channel.is_null();
     if sync && was_sync {
         return Err(INVALID);
@@ -96,9 +97,9 @@ fn migrate_id(id: IdArg<'_>, channel: ChannelArg) -> Result {
     let to = channel.channel()?;
     id.endpoint.migrate(&to);
     let old = channel.replace_channel_of(id);
-    id.extra().is_synchronous = sync;
+    id.lock_extra_fields().is_synchronous = sync;
     if was_sync {
-        acknowledge_last(id);
+        acknowledge_last_event(id);
         old.destroy();
     } else {
         // "…or until all events … have been acknowledged": afterwards the old channel has no event of this id.
@@ -109,7 +110,7 @@ fn migrate_id(id: IdArg<'_>, channel: ChannelArg) -> Result {
 
 fn connect(id: IdArg<'_>, conn_param: ConnParam) -> Result {
     let id = id.get()?;
-    conn_param.connect(id)?;
+    conn_param.connect_id(id)?;
     wait_for_outcome_if_synchronous(id)
 }
 
@@ -123,12 +124,12 @@ fn listen(id: IdArg<'_>, backlog: c_int) -> Result {
 
 fn get_request(listener: IdArg<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result {
     let listener = listener.get()?;
-    if !listener.extra().is_synchronous {
+    if !listener.lock_extra_fields().is_synchronous {
         return Err(INVALID);
     }
     let place = id.get()?;
-    let (event, new) = next_request(listener)?;
-    let attr = listener.extra().qp_init_attr;
+    let (event, new) = wait_for_next_request(listener)?;
+    let attr = listener.lock_extra_fields().qp_init_attr_for_requests;
     if let Some(mut attr) = attr {
         // SAFETY: the objects that the attributes of `rdma_create_ep` name must live as long as the listener
         // (`rdma_create_ep(3)`).
@@ -139,16 +140,16 @@ fn get_request(listener: IdArg<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result {
         }
     }
     new.set_event(event);
-    place.write(new.abi());
+    place.write(new.abi_ptr());
     Ok(())
 }
 
 fn accept(id: IdArg<'_>, conn_param: ConnParam) -> Result {
     let id = id.get()?;
-    conn_param.accept(id)?;
+    conn_param.accept_on_id(id)?;
     if id.is_datagram() {
-        if id.extra().is_synchronous {
-            acknowledge_last(id);
+        if id.lock_extra_fields().is_synchronous {
+            acknowledge_last_event(id);
         }
         return Ok(());
     }
@@ -200,7 +201,7 @@ fn disconnect(id: IdArg<'_>) -> Result {
     if !id.is_bound_to_device() {
         return Err(INVALID);
     }
-    id.fail_qp()?;
+    id.move_qp_to_error_state()?;
     let event_follows = id.endpoint.disconnect();
     if event_follows || !id.channel()?.is_empty() {
         return wait_for_outcome_if_synchronous(id);
@@ -209,7 +210,7 @@ fn disconnect(id: IdArg<'_>) -> Result {
 }
 
 fn get_devices(num_devices: Out<'_, c_int>) -> Result<*mut *mut ibv_context> {
-    let contexts = Cm::get().map(|cm| {
+    let contexts = Cm::get_or_create().map(|cm| {
         let mut contexts: Vec<_> = cm
             .device_ports
             .iter()
@@ -219,14 +220,14 @@ fn get_devices(num_devices: Out<'_, c_int>) -> Result<*mut *mut ibv_context> {
         contexts
     });
     let count = contexts.as_ref().map_or(0, Vec::len);
-    let listed = contexts.and_then(|contexts| list_of(&contexts));
+    let listed = contexts.and_then(|contexts| allocate_device_list(&contexts));
     let count = if listed.is_ok() { count } else { 0 };
     num_devices.put(c_int::try_from(count).unwrap_or(c_int::MAX));
     listed
 }
 
 /// A list of devices, for [`rdma_free_devices`].
-fn list_of(contexts: &[*mut ibv_context]) -> Result<*mut *mut ibv_context> {
+fn allocate_device_list(contexts: &[*mut ibv_context]) -> Result<*mut *mut ibv_context> {
     let places = contexts.len() + 1;
     // SAFETY: zeroed room for the devices and a NULL behind them, which is written where there is some.
     unsafe {

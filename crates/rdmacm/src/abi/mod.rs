@@ -14,7 +14,7 @@
 
 mod addresses;
 mod addrinfo;
-mod edge;
+mod argument_types;
 mod endpoints;
 mod events;
 mod ids;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use c_edge::{In, c_functions};
 use verbs_abi::*;
 
-use super::edge::{AddressArg, IdArg};
+use super::argument_types::{AddressArg, IdArg};
 use crate::addr::{self, IdAddress};
 use crate::cm_event::wait_for_outcome_if_synchronous;
 use crate::endpoint::EventDetail;
@@ -47,7 +47,7 @@ fn join_multicast_ex(
         return Err(INVALID);
     }
     // SAFETY: NULL, or an address of the length of its family (`rdma_join_multicast_ex(3)`).
-    let group = unsafe { addr::read(attr.addr) }.ok_or(INVALID)?;
+    let group = unsafe { addr::read_sockaddr(attr.addr) }.ok_or(INVALID)?;
     let send_only = attr.join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
     join(id, group, send_only, context)
 }
@@ -62,12 +62,14 @@ fn join(id: &CmId, addr: IdAddress, send_only: bool, context: *mut c_void) -> Re
         send_only,
         id.device_port().link_layer,
     )?);
-    id.extra().memberships.push(Arc::clone(&membership));
+    id.lock_extra_fields()
+        .memberships
+        .push(Arc::clone(&membership));
     // No subnet manager is asked: every attached queue pair receives the messages to the group.
     id.endpoint.report_event(
         RDMA_CM_EVENT_MULTICAST_JOIN,
         0,
-        EventDetail::Joined(membership),
+        EventDetail::JoinedGroup(membership),
     );
     wait_for_outcome_if_synchronous(id)
 }
@@ -76,7 +78,7 @@ fn leave_multicast(id: IdArg<'_>, addr: AddressArg) -> Result {
     let id = id.get()?;
     let group = addr.get()?;
     let membership = {
-        let memberships = &mut id.extra().memberships;
+        let memberships = &mut id.lock_extra_fields().memberships;
         let at = memberships.iter().position(|m| m.addr == group);
         memberships.remove(at.ok_or(Errno(libc::EADDRNOTAVAIL))?)
     };

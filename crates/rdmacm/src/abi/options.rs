@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use c_edge::{In, InOut, c_functions};
 use verbs_abi::*;
 
-use super::edge::{IdArg, OptionValue};
+use super::argument_types::{IdArg, OptionValue};
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
 use crate::resolve::resolve_route;
@@ -19,7 +19,7 @@ c_functions! {
     pub rdma_set_local_ece => set_local_ece, (id: IdArg<'_>, ece: In<'_, ibv_ece>) -> Result;
 
     /// Returns the peer's ECE options: `rdma_get_remote_ece(3)`.
-    pub rdma_get_remote_ece => remote_ece, (id: IdArg<'_>, ece: InOut<'_, ibv_ece>) -> Result;
+    pub rdma_get_remote_ece => get_remote_ece, (id: IdArg<'_>, ece: InOut<'_, ibv_ece>) -> Result;
 }
 
 fn set_option(
@@ -35,14 +35,14 @@ fn set_option(
         (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => optval.byte(optlen).map(drop),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => {
             let reuse = optval.number(optlen)? != 0;
-            check_unbound(id)?;
-            id.extra().reuse_address = reuse;
+            check_id_unbound(id)?;
+            id.lock_extra_fields().reuse_address = reuse;
             Ok(())
         }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => {
             let afonly = optval.number(optlen)? != 0;
-            check_unbound(id)?;
-            id.extra().afonly = afonly;
+            check_id_unbound(id)?;
+            id.lock_extra_fields().afonly = afonly;
             Ok(())
         }
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => {
@@ -51,7 +51,7 @@ fn set_option(
             if timeout > 31 {
                 return Err(INVALID);
             }
-            id.extra().ack_timeout = Some(timeout);
+            id.lock_extra_fields().ack_timeout = Some(timeout);
             Ok(())
         }
         (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) => {
@@ -67,7 +67,7 @@ fn set_option(
 }
 
 /// Checks that the id is not bound: options of binding must be set before.
-fn check_unbound(id: &CmId) -> Result {
+fn check_id_unbound(id: &CmId) -> Result {
     if id.source().is_some() {
         Err(INVALID)
     } else {
@@ -81,11 +81,11 @@ fn set_local_ece(id: IdArg<'_>, ece: In<'_, ibv_ece>) -> Result {
     if ece.vendor_id == 0 {
         return Err(INVALID);
     }
-    id.extra().ece = (ece.vendor_id, ece.options);
+    id.lock_extra_fields().ece = (ece.vendor_id, ece.options);
     Ok(())
 }
 
-fn remote_ece(id: IdArg<'_>, ece: InOut<'_, ibv_ece>) -> Result {
+fn get_remote_ece(id: IdArg<'_>, ece: InOut<'_, ibv_ece>) -> Result {
     let id = id.get()?;
     let ece = ece.get()?;
     // "The function can be used only on ids without a queue pair of their own."

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use c_edge::{InOut, Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::IdArg;
+use super::argument_types::IdArg;
 use crate::errno::{INVALID, Result};
 use crate::id::CmId;
 

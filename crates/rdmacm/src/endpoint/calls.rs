@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::state::{
-    Endpoint, EndpointPhase, EndpointState, EventDetail, reject_message, send_message,
+    Endpoint, EndpointPhase, EndpointState, EventDetail, make_reject_message, send_message,
 };
 use crate::addr::IdAddress;
 use crate::cm_thread::TimerPurpose;
@@ -30,7 +30,7 @@ impl Endpoint {
         }
         let service = binding.addr.port_space_and_port(self.port_space);
         let (port_space, _) = service.ok_or(Errno(libc::EPROTONOSUPPORT))?;
-        let claim = self.cm.ports.claim(port_space, binding)?;
+        let claim = self.cm.port_folder.claim(port_space, binding)?;
         let addr = claim.binding.addr;
         state.port_claim = Some(claim);
         state.phase = EndpointPhase::Bound;
@@ -57,17 +57,17 @@ impl Endpoint {
         else {
             return Err(INVALID);
         };
-        let socket = self.cm.ports.listen(claim)?;
+        let socket = self.cm.port_folder.listen(claim)?;
         state.backlog = backlog;
         state.phase = EndpointPhase::Listening;
         self.cm.cm_thread.watch(&socket, self)?;
         state.socket = Some(socket);
-        self.listen_for_mads(&state);
+        self.listen_for_mad_requests(&state);
         Ok(())
     }
 
     /// Registers the listener for requests by MADs.
-    fn listen_for_mads(self: &Arc<Self>, state: &EndpointState) {
+    fn listen_for_mad_requests(self: &Arc<Self>, state: &EndpointState) {
         let Some(claim) = &state.port_claim else {
             return;
         };
@@ -97,13 +97,13 @@ impl Endpoint {
             return Err(INVALID);
         }
         state.phase = EndpointPhase::ReqSent;
-        state.connection_params.local = request.qp;
+        state.connection_params.local_qp = request.qp;
         state.connection_params.params = request.params;
         state.connection_params.path_mtu_code = request.path_mtu_code;
         if let IdAddress::Ip(dst) = request.dst
-            && let Some(gid) = self.cm.gid_reached_by_packets(dst.ip())
+            && let Some(gid) = self.cm.gid_if_reached_by_packets(dst.ip())
         {
-            return self.request_by_mads(&mut state, request, gid);
+            return self.send_request_by_mads(&mut state, request, gid);
         }
         state.unsent_request = Some(request);
         self.start_response_timer(&mut state);
@@ -111,7 +111,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn request_by_mads(
+    fn send_request_by_mads(
         self: &Arc<Self>,
         state: &mut EndpointState,
         request: Request,
@@ -134,7 +134,7 @@ impl Endpoint {
         let Some(request) = state.unsent_request.take() else {
             return;
         };
-        match self.cm.ports.connect(self.port_space, request.dst) {
+        match self.cm.port_folder.connect(self.port_space, request.dst) {
             Ok(socket) => {
                 let sent = self.cm.cm_thread.watch(&socket, self);
                 let sent = sent.and_then(|()| send_message(&socket, &CmMessage::Request(request)));
@@ -150,7 +150,10 @@ impl Endpoint {
                     .set_alarm(REQUEST_RETRY_PAUSE, self, TimerPurpose::RetryRequest);
             }
             Err(UnreachedReason::NoListener)
-                if self.cm.ports.may_listen_soon(self.port_space, request.dst) =>
+                if self
+                    .cm
+                    .port_folder
+                    .may_listen_soon(self.port_space, request.dst) =>
             {
                 state.unsent_request = Some(request);
                 self.cm
@@ -172,10 +175,10 @@ impl Endpoint {
         if state.phase != EndpointPhase::ReqReceived {
             return Err(INVALID);
         }
-        state.connection_params.local = reply.qp;
+        state.connection_params.local_qp = reply.qp;
         state.connection_params.params.responder_resources = reply.params.responder_resources;
         state.connection_params.params.initiator_depth = reply.params.initiator_depth;
-        self.send(&state, &CmMessage::Reply(reply))?;
+        self.send_cm_message(&state, &CmMessage::Reply(reply))?;
         if self.is_datagram {
             state.phase = EndpointPhase::Established;
             self.drop_transport(&mut state);
@@ -199,7 +202,7 @@ impl Endpoint {
             reason,
             private_data,
         };
-        let sent = self.send(&state, &message);
+        let sent = self.send_cm_message(&state, &message);
         state.phase = EndpointPhase::Failed;
         self.drop_transport(&mut state);
         sent
@@ -211,7 +214,7 @@ impl Endpoint {
         if state.phase != EndpointPhase::RepReceived {
             return Err(INVALID);
         }
-        self.send(&state, &CmMessage::ReadyToUse)?;
+        self.send_cm_message(&state, &CmMessage::ReadyToUse)?;
         state.phase = EndpointPhase::Established;
         state.response_timer_generation += 1;
         Ok(())
@@ -247,11 +250,11 @@ impl Endpoint {
         // 1, 12.9.6). A REJ has no answer.
         let rejects = state.phase == EndpointPhase::RepReceived && state.connection.is_some();
         let message = if rejects {
-            reject_message(reason::CONSUMER_DEFINED)
+            make_reject_message(reason::CONSUMER_DEFINED)
         } else {
             CmMessage::Disconnect
         };
-        let sent = self.send(&state, &message);
+        let sent = self.send_cm_message(&state, &message);
         state.phase = EndpointPhase::DreqSent;
         if rejects || sent.is_err() {
             self.on_disconnected(&mut state);
@@ -265,20 +268,20 @@ impl Endpoint {
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         let farewell = match state.phase {
-            EndpointPhase::ReqSent => Some(reject_message(reason::TIMEOUT)),
+            EndpointPhase::ReqSent => Some(make_reject_message(reason::TIMEOUT)),
             EndpointPhase::SocketAccepted
             | EndpointPhase::ReqReceived
             | EndpointPhase::RepSent
-            | EndpointPhase::RepReceived => Some(reject_message(reason::CONSUMER_DEFINED)),
+            | EndpointPhase::RepReceived => Some(make_reject_message(reason::CONSUMER_DEFINED)),
             EndpointPhase::Established if !self.is_datagram => Some(CmMessage::Disconnect),
             _ => None,
         };
         if let Some(message) = farewell {
             // An error is ignored: the peer may be gone already.
-            let _ = self.send(&state, &message);
+            let _ = self.send_cm_message(&state, &message);
         }
         if let (EndpointPhase::Listening, Some(claim)) = (state.phase, &state.port_claim) {
-            self.cm.ports.record_listener_closing(claim);
+            self.cm.port_folder.record_listener_closing(claim);
             if let Some(hub) = self.cm.mad_connections_if_started() {
                 hub.stop_listening(claim);
             }
@@ -287,7 +290,7 @@ impl Endpoint {
         state.unsent_request = None;
         self.drop_transport(&mut state);
         if let Some(claim) = state.port_claim.take() {
-            self.cm.ports.release(&claim);
+            self.cm.port_folder.release(&claim);
         }
         let channel = Arc::clone(&state.channel);
         drop(state);

@@ -2,7 +2,7 @@
 //!
 //! The states and their transitions are those of `linux:drivers/infiniband/core/cma.c` and `cm.c`, as far as a program
 //! can observe them. The program's threads call the functions of `calls` for the `rdma_*` functions. The connection
-//! manager thread calls [`EventHandler`](crate::cm_thread::EventHandler). Events reach the program through the
+//! manager thread calls [`SocketAndTimerHandler`](crate::cm_thread::SocketAndTimerHandler). Events reach the program through the
 //! endpoint's channel.
 //!
 //! The socket of a peer is closed when its process dies or destroys the id. So the end of the stream is handled in
@@ -12,7 +12,7 @@
 //! - `calls`, `peer`: the functions that the program calls, and the reactions to the peer.
 
 mod calls;
-mod peer;
+mod message_and_timer_handlers;
 mod state;
 
 pub use state::EndpointEvent;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use rustix::net::{SendFlags, send};
 use verbs_abi::*;
 
-use crate::channel::Channel;
-use crate::cm::{Cm, TIMEWAIT};
+use crate::channel::EventChannel;
+use crate::cm::{Cm, TIMEWAIT_DURATION};
 use crate::cm_thread::TimerPurpose;
 use crate::connection_params::ConnectionParams;
 use crate::errno::{INVALID, Result};
@@ -51,7 +51,7 @@ pub(crate) enum EventDetail {
     /// An event that the program has posted itself: `rdma_write_cm_event`.
     WrittenByProgram(u64),
     /// A multicast group that was joined.
-    Joined(Arc<GroupMembership>),
+    JoinedGroup(Arc<GroupMembership>),
 }
 
 /// Statuses of a SIDR_REP: IBTA vol. 1, 12.11.1.2.
@@ -95,7 +95,7 @@ pub(crate) enum EndpointPhase {
 
 pub(super) struct EndpointState {
     pub(super) phase: EndpointPhase,
-    pub(super) channel: Arc<Channel<EndpointEvent>>,
+    pub(super) channel: Arc<EventChannel<EndpointEvent>>,
     pub(super) port_claim: Option<PortClaim>,
     pub(super) socket: Option<OwnedFd>,
     /// The connection by MADs, instead of a socket, if packets lead to the peer.
@@ -105,9 +105,9 @@ pub(super) struct EndpointState {
     pub(super) unsent_request: Option<Request>,
     /// Number of the current response timer; alarms of earlier timers are void.
     pub(super) response_timer_generation: u64,
-    /// For a listener: limit of requests that wait for the program; `pending_requests`: their current number.
+    /// For a listener: limit of requests that wait for the program; `pending_request_count`: their current number.
     pub(super) backlog: usize,
-    pub(super) pending_requests: usize,
+    pub(super) pending_request_count: usize,
 }
 
 /// The count of events that were reported to the program and not acknowledged.
@@ -138,7 +138,7 @@ impl Endpoint {
         cm: &'static Cm,
         port_space: u32,
         is_datagram: bool,
-        channel: Arc<Channel<EndpointEvent>>,
+        channel: Arc<EventChannel<EndpointEvent>>,
     ) -> Arc<Self> {
         Self::new_in_phase(
             cm,
@@ -154,12 +154,12 @@ impl Endpoint {
         cm: &'static Cm,
         port_space: u32,
         is_datagram: bool,
-        channel: Arc<Channel<EndpointEvent>>,
+        channel: Arc<EventChannel<EndpointEvent>>,
         phase: EndpointPhase,
         listener: Weak<Endpoint>,
     ) -> Arc<Self> {
         let mut ends = ConnectionParams::default();
-        ends.local.first_psn_from_peer = getrandom::u32().unwrap_or(0) & 0x00ff_ffff;
+        ends.local_qp.first_psn_from_peer = getrandom::u32().unwrap_or(0) & 0x00ff_ffff;
         Arc::new(Self {
             token: cm.cm_thread.new_token(),
             cm,
@@ -176,7 +176,7 @@ impl Endpoint {
                 unsent_request: None,
                 response_timer_generation: 0,
                 backlog: 0,
-                pending_requests: 0,
+                pending_request_count: 0,
             }),
             unacknowledged_events: UnacknowledgedEvents::default(),
             cm_id_address: AtomicUsize::new(0),
@@ -254,7 +254,7 @@ impl Endpoint {
     }
 
     /// Moves the endpoint to another channel, including its queued events and the endpoints of queued requests.
-    pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<Channel<EndpointEvent>>) {
+    pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<EventChannel<EndpointEvent>>) {
         let mut requests = Vec::new();
         {
             let mut state = lock(&self.state);
@@ -284,14 +284,14 @@ impl Endpoint {
     pub(crate) fn remove_join_event(&self, of: &Arc<GroupMembership>) {
         let state = lock(&self.state);
         state.channel.remove_events(
-            |event| matches!(&event.detail, EventDetail::Joined(joined) if Arc::ptr_eq(joined, of)),
+            |event| matches!(&event.detail, EventDetail::JoinedGroup(joined) if Arc::ptr_eq(joined, of)),
         );
     }
 
     /// Records that the program has taken a request from the queue.
     pub(crate) fn decrement_pending_requests(&self) {
         let mut state = lock(&self.state);
-        state.pending_requests = state.pending_requests.saturating_sub(1);
+        state.pending_request_count = state.pending_request_count.saturating_sub(1);
     }
 
     // Transitions that both program and peer cause.
@@ -340,7 +340,7 @@ impl Endpoint {
         state.phase = EndpointPhase::Established;
         state.response_timer_generation += 1;
         let detail = EventDetail::Connection {
-            qpn: state.connection_params.remote.qpn,
+            qpn: state.connection_params.remote_qp.qpn,
             params: NegotiatedParams::default(),
             private_data: Vec::new(),
         };
@@ -354,7 +354,7 @@ impl Endpoint {
         self.push_event(state, RDMA_CM_EVENT_DISCONNECTED, 0, EventDetail::None);
         self.cm
             .cm_thread
-            .set_alarm(TIMEWAIT, self, TimerPurpose::TimeWaitExit);
+            .set_alarm(TIMEWAIT_DURATION, self, TimerPurpose::TimeWaitExit);
     }
 
     /// Starts the timer for the peer's response: [`Cm::answer_timeout`](crate::cm::Cm).
@@ -370,7 +370,7 @@ impl Endpoint {
             .set_alarm(self.cm.answer_timeout, self, alarm);
     }
 
-    pub(super) fn send(&self, state: &EndpointState, message: &CmMessage) -> Result {
+    pub(super) fn send_cm_message(&self, state: &EndpointState, message: &CmMessage) -> Result {
         if let Some(connection) = &state.connection {
             return connection.send(message);
         }
@@ -389,7 +389,7 @@ impl Endpoint {
     }
 }
 
-pub(super) fn reject_message(reason: u16) -> CmMessage {
+pub(super) fn make_reject_message(reason: u16) -> CmMessage {
     CmMessage::Reject {
         reason,
         private_data: Vec::new(),

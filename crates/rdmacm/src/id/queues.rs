@@ -7,7 +7,7 @@ use verbs_abi::*;
 
 use super::CmId;
 use crate::connection_params::ConnectionParams;
-use crate::device::{check_returned_errno, last_errno};
+use crate::device_port::{check_returned_errno, last_errno};
 use crate::errno::{Errno, INVALID, Result};
 
 impl CmId {
@@ -17,10 +17,10 @@ impl CmId {
     /// `EINVAL` for a state other than INIT, RTR and RTS.
     pub fn qp_attr(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, c_int)> {
         let ends = self.endpoint.connection_params();
-        self.qp_attr_with(state, &ends)
+        self.qp_attr_with_params(state, &ends)
     }
 
-    fn qp_attr_with(
+    fn qp_attr_with_params(
         &self,
         state: ibv_qp_state,
         ends: &ConnectionParams,
@@ -28,7 +28,7 @@ impl CmId {
         let qp = self.qp();
         // SAFETY: the queue pair, if the id has one, lives as long as the field names it.
         let qp_type = unsafe { qp.as_ref() }.map_or(self.qp_type(), |qp| qp.qp_type);
-        let ack_timeout = self.extra().ack_timeout;
+        let ack_timeout = self.lock_extra_fields().ack_timeout;
         self.device_port()
             .qp_attr(state, qp_type, self.source_or_unbound(), ends, ack_timeout)
     }
@@ -40,7 +40,7 @@ impl CmId {
             if qp.is_null() {
                 return Ok(());
             }
-            let (mut attr, mask) = self.qp_attr_with(state, ends)?;
+            let (mut attr, mask) = self.qp_attr_with_params(state, ends)?;
             // SAFETY: the id's live queue pair.
             unsafe { self.device_port().modify_qp(qp, &mut attr, mask) }?;
         }
@@ -48,7 +48,7 @@ impl CmId {
     }
 
     /// Moves the queue pair, if the id has one, to the error state.
-    pub(crate) fn fail_qp(&self) -> Result {
+    pub(crate) fn move_qp_to_error_state(&self) -> Result {
         let qp = self.qp();
         if qp.is_null() {
             return Ok(());
@@ -174,7 +174,7 @@ impl CmId {
 
     /// Makes completion queues with channels for `send` and `recv` work requests; 0 makes none.
     pub(crate) fn create_cqs(&self, send: u32, recv: u32) -> Result {
-        let cq_context: *mut c_void = self.abi().cast();
+        let cq_context: *mut c_void = self.abi_ptr().cast();
         let context = self.device_port().context;
         let verbs = self.device_port().verbs;
         let create = |size: u32| -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {

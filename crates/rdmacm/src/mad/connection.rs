@@ -10,7 +10,7 @@ use super::format::{self, CommunicationIds};
 use super::machine::{
     Actions, CallerAction, CmMessageKind, CmState, CmStateMachine, ConnectionTimeouts,
 };
-use crate::cm_thread::{CmThread, EventHandler, TimerPurpose};
+use crate::cm_thread::{CmThread, SocketAndTimerHandler, TimerPurpose};
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
 use crate::wire::{CmMessage, reason};
@@ -30,22 +30,22 @@ pub(super) struct SharedConnectionState {
     pub(super) cm_thread: &'static CmThread,
     /// Origin of the state machines' times.
     pub(super) time_origin: Instant,
-    pub(super) ended_ids: EndedIds,
+    pub(super) ended_ids: EndedConnectionIds,
 }
 
 /// Ids of connections that have ended, which the hub must remove.
 #[derive(Debug, Default)]
-pub(super) struct EndedIds(Mutex<Vec<u32>>);
+pub(super) struct EndedConnectionIds(Mutex<Vec<u32>>);
 
-impl EndedIds {
-    pub(super) fn take(&self) -> Vec<u32> {
+impl EndedConnectionIds {
+    pub(super) fn take_all(&self) -> Vec<u32> {
         std::mem::take(&mut *lock(&self.0))
     }
 }
 
 impl SharedConnectionState {
     /// Sends a MAD. If that fails, the MAD counts as lost.
-    pub(super) fn send(&self, from: &[u8; 16], to: &[u8; 16], transaction: u64, mad: &Mad) {
+    pub(super) fn send_mad(&self, from: &[u8; 16], to: &[u8; 16], transaction: u64, mad: &Mad) {
         let bytes = mad.emit(transaction);
         let failed = crate::gsi::send_mad(self.gsi, from, to, &bytes);
         if let Err(Errno(errno)) = failed {
@@ -78,7 +78,7 @@ struct ConnectionInner {
 pub(crate) struct Connection {
     shared: &'static SharedConnectionState,
     token: u64,
-    pub(super) ports: ConnectionPortGids,
+    pub(super) port_gids: ConnectionPortGids,
     inner: Mutex<ConnectionInner>,
 }
 
@@ -93,7 +93,7 @@ impl Connection {
         Arc::new(Self {
             shared,
             token: shared.cm_thread.new_token(),
-            ports,
+            port_gids: ports,
             inner: Mutex::new(ConnectionInner {
                 machine: CmStateMachine::new(times),
                 ids,
@@ -114,7 +114,7 @@ impl Connection {
     pub(crate) fn remove_consumer(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         inner.consumer = None;
-        inner.machine.close(self.now());
+        inner.machine.close(self.time_since_origin());
         self.set_alarm(&mut inner);
     }
 
@@ -128,8 +128,8 @@ impl Connection {
             return Ok(());
         }
         let mut inner = lock(&self.inner);
-        let actions = inner.post(self.now(), message)?;
-        self.perform(&mut inner, &actions);
+        let actions = inner.post(self.time_since_origin(), message)?;
+        self.perform_actions(&mut inner, &actions);
         Ok(())
     }
 
@@ -171,8 +171,8 @@ impl Connection {
             _ => return,
         };
         // No alarm is set: the process cannot repeat the message.
-        if let Ok(actions) = inner.post(self.now(), &message) {
-            self.do_sends(&inner, &actions);
+        if let Ok(actions) = inner.post(self.time_since_origin(), &message) {
+            self.send_mads_of_actions(&inner, &actions);
         }
     }
 
@@ -185,7 +185,7 @@ impl Connection {
 
     /// Processes a MAD for this connection; returns true for the first MAD of a request.
     pub(super) fn on_mad_is_new_request(self: &Arc<Self>, mad: &Mad) -> bool {
-        let Some(kind) = format::kind_of(mad) else {
+        let Some(kind) = format::message_kind_of_mad(mad) else {
             return false;
         };
         let (actions, consumer) = {
@@ -197,8 +197,10 @@ impl Connection {
                 Mad::Mra(mra) => Duration::from_nanos(coded_time_ns(mra.service_timeout)),
                 _ => Duration::ZERO,
             };
-            let actions = inner.machine.receive(self.now(), kind, service);
-            self.perform(&mut inner, &actions);
+            let actions = inner
+                .machine
+                .receive(self.time_since_origin(), kind, service);
+            self.perform_actions(&mut inner, &actions);
             (actions, inner.consumer.clone())
         };
         for action in actions {
@@ -206,7 +208,7 @@ impl Connection {
                 CallerAction::Deliver(CmMessageKind::Req | CmMessageKind::SidrReq) => return true,
                 // A REJ for a connection that is over counts as the answer to a DREQ.
                 CallerAction::Deliver(CmMessageKind::Drep) => Some(CmMessage::DisconnectReply),
-                CallerAction::Deliver(_) => format::parse_message(mad, self.ports.remote),
+                CallerAction::Deliver(_) => format::parse_message(mad, self.port_gids.remote),
                 _ => None,
             };
             let consumer = consumer.as_ref().and_then(Weak::upgrade);
@@ -217,26 +219,26 @@ impl Connection {
         false
     }
 
-    fn now(&self) -> Duration {
+    fn time_since_origin(&self) -> Duration {
         self.shared.time_origin.elapsed()
     }
 
     /// Sends the messages that `actions` name, and updates the alarm.
-    fn perform(self: &Arc<Self>, inner: &mut ConnectionInner, actions: &Actions) {
-        self.do_sends(inner, actions);
+    fn perform_actions(self: &Arc<Self>, inner: &mut ConnectionInner, actions: &Actions) {
+        self.send_mads_of_actions(inner, actions);
         if actions.contains(&CallerAction::ForgetConnection) {
             lock(&self.shared.ended_ids.0).push(inner.ids.local);
         }
         self.set_alarm(inner);
     }
 
-    fn do_sends(&self, inner: &ConnectionInner, actions: &Actions) {
+    fn send_mads_of_actions(&self, inner: &ConnectionInner, actions: &Actions) {
         for action in actions {
             if let CallerAction::Send(kind) = action
-                && let Some(mad) = inner.mad(*kind)
+                && let Some(mad) = inner.posted_or_new_mad(*kind)
             {
-                let ConnectionPortGids { local, remote } = &self.ports;
-                self.shared.send(local, remote, inner.transaction, &mad);
+                let ConnectionPortGids { local, remote } = &self.port_gids;
+                self.shared.send_mad(local, remote, inner.transaction, &mad);
             }
         }
     }
@@ -244,7 +246,7 @@ impl Connection {
     fn set_alarm(self: &Arc<Self>, inner: &mut ConnectionInner) {
         inner.alarm_generation += 1;
         if let Some(deadline) = inner.machine.next_expiry() {
-            let delay = deadline.saturating_sub(self.now());
+            let delay = deadline.saturating_sub(self.time_since_origin());
             let alarm = TimerPurpose::MadConnectionAlarm(inner.alarm_generation);
             self.shared.cm_thread.set_alarm(delay, self, alarm);
         }
@@ -260,7 +262,7 @@ impl ConnectionInner {
             _ => ReferredMessage::Req,
         };
         let mad = format::encode_non_request(message, &self.ids, rejected).ok_or(INVALID)?;
-        let kind = format::kind_of(&mad).ok_or(INVALID)?;
+        let kind = format::message_kind_of_mad(&mad).ok_or(INVALID)?;
         let actions = self.machine.post(now, kind).map_err(|_| INVALID)?;
         self.resendable_messages.retain(|(k, _)| *k != kind);
         self.resendable_messages.push((kind, mad));
@@ -287,10 +289,10 @@ impl ConnectionInner {
     }
 
     /// Returns the MAD of a kind: as it was posted or, for MRA and DREP, a new one.
-    fn mad(&self, kind: CmMessageKind) -> Option<Mad> {
+    fn posted_or_new_mad(&self, kind: CmMessageKind) -> Option<Mad> {
         match kind {
-            CmMessageKind::MraOfReq => Some(format::mra(&self.ids, ReferredMessage::Req)),
-            CmMessageKind::MraOfRep => Some(format::mra(&self.ids, ReferredMessage::Rep)),
+            CmMessageKind::MraOfReq => Some(format::make_mra(&self.ids, ReferredMessage::Req)),
+            CmMessageKind::MraOfRep => Some(format::make_mra(&self.ids, ReferredMessage::Rep)),
             CmMessageKind::Drep => format::encode_non_request(
                 &CmMessage::DisconnectReply,
                 &self.ids,
@@ -304,7 +306,7 @@ impl ConnectionInner {
     }
 }
 
-impl EventHandler for Connection {
+impl SocketAndTimerHandler for Connection {
     fn token(&self) -> u64 {
         self.token
     }
@@ -317,8 +319,8 @@ impl EventHandler for Connection {
             if alarm != TimerPurpose::MadConnectionAlarm(inner.alarm_generation) {
                 return;
             }
-            let actions = inner.machine.act_on_expiry_if_due(self.now());
-            self.perform(&mut inner, &actions);
+            let actions = inner.machine.act_on_expiry_if_due(self.time_since_origin());
+            self.perform_actions(&mut inner, &actions);
             (actions, inner.consumer.as_ref().and_then(Weak::upgrade))
         };
         if !actions

@@ -16,7 +16,7 @@ use verbs_abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_RATE_1
 
 use super::machine::CmMessageKind;
 use crate::addr::IdAddress;
-use crate::device::{DEFAULT_ACK_TIMEOUT_CODE, DEFAULT_PKEY, HOP_LIMIT};
+use crate::device_port::{DEFAULT_ACK_TIMEOUT_CODE, DEFAULT_PKEY, HOP_LIMIT};
 use crate::wire::{AcceptReply, CmMessage, NegotiatedParams, QpAddress, Request, reason};
 
 /// LIDs are unused with RoCE; the fields contain the permissive LID (`cm_format_req` of
@@ -47,7 +47,7 @@ pub(crate) struct CommunicationIds {
 }
 
 /// Returns the service id of a request. `None` for addresses of `AF_IB`, which packets cannot reach.
-pub(crate) fn service_id(request: &Request) -> Option<u64> {
+pub(crate) fn service_id_of_request(request: &Request) -> Option<u64> {
     let IdAddress::Ip(dst) = request.dst else {
         return None;
     };
@@ -122,7 +122,7 @@ pub(crate) fn encode_request(r: &Request, ids: &CommunicationIds) -> Option<Mad>
 /// Returns the additional information of a REJ. For a timeout it is the GUID of the sender's device, as on Linux
 /// (`ib_destroy_cm_id` of `linux:drivers/infiniband/core/cm.c`). A requester that gives up before the REP does not know
 /// its peer's communication id. So the peer finds the request by the GUID.
-fn additional_info(why: u16, ids: &CommunicationIds) -> Option<BoundedData<72>> {
+fn rej_additional_info(why: u16, ids: &CommunicationIds) -> Option<BoundedData<72>> {
     match why {
         reason::TIMEOUT => BoundedData::new(&ids.ca_guid.to_be_bytes()),
         _ => Some(BoundedData::default()),
@@ -184,22 +184,22 @@ pub(crate) fn encode_non_request(
             remote_comm_id: ids.remote,
             rejected,
             reason: *reason,
-            additional_info: additional_info(*reason, ids)?,
+            additional_info: rej_additional_info(*reason, ids)?,
             private_data: BoundedData::new(private_data)?,
         }),
-        CmMessage::ReadyToUse => Mad::Rtu(rtu_or_drep(ids)),
+        CmMessage::ReadyToUse => Mad::Rtu(make_rtu_or_drep(ids)),
         CmMessage::Disconnect => Mad::Dreq(Dreq {
             local_comm_id: ids.local,
             remote_comm_id: ids.remote,
             remote_qpn: ids.remote_qpn,
             private_data: BoundedData::default(),
         }),
-        CmMessage::DisconnectReply => Mad::Drep(rtu_or_drep(ids)),
+        CmMessage::DisconnectReply => Mad::Drep(make_rtu_or_drep(ids)),
         CmMessage::Request(r) => return encode_request(r, ids),
     })
 }
 
-fn rtu_or_drep(ids: &CommunicationIds) -> RtuOrDrep {
+fn make_rtu_or_drep(ids: &CommunicationIds) -> RtuOrDrep {
     RtuOrDrep {
         local_comm_id: ids.local,
         remote_comm_id: ids.remote,
@@ -208,7 +208,7 @@ fn rtu_or_drep(ids: &CommunicationIds) -> RtuOrDrep {
 }
 
 /// Makes an MRA, which announces a late answer.
-pub(crate) fn mra(ids: &CommunicationIds, received: ReferredMessage) -> Mad {
+pub(crate) fn make_mra(ids: &CommunicationIds, received: ReferredMessage) -> Mad {
     Mad::Mra(Mra {
         local_comm_id: ids.local,
         remote_comm_id: ids.remote,
@@ -219,7 +219,7 @@ pub(crate) fn mra(ids: &CommunicationIds, received: ReferredMessage) -> Mad {
 }
 
 /// Makes the rejection of a request that has no connection. `None` for other messages.
-pub(crate) fn reject_without_connection(of: &Mad, reason: u16) -> Option<Mad> {
+pub(crate) fn make_rejection_without_connection(of: &Mad, reason: u16) -> Option<Mad> {
     let (remote, service_id, is_datagram) = match of {
         Mad::Req(req) => (req.local_comm_id, req.service_id, false),
         Mad::SidrReq(req) => (req.request_id, req.service_id, true),
@@ -239,7 +239,7 @@ pub(crate) fn reject_without_connection(of: &Mad, reason: u16) -> Option<Mad> {
 }
 
 /// Makes the DREP for a DREQ of an unknown connection, so that its sender stops repeating it.
-pub(crate) fn reply_to_unknown_dreq(of: &Mad) -> Option<Mad> {
+pub(crate) fn make_reply_to_unknown_dreq(of: &Mad) -> Option<Mad> {
     let Mad::Dreq(dreq) = of else {
         return None;
     };
@@ -251,7 +251,7 @@ pub(crate) fn reply_to_unknown_dreq(of: &Mad) -> Option<Mad> {
 }
 
 /// Returns the state machine's kind of a MAD.
-pub(crate) fn kind_of(mad: &Mad) -> Option<CmMessageKind> {
+pub(crate) fn message_kind_of_mad(mad: &Mad) -> Option<CmMessageKind> {
     Some(match mad {
         Mad::Req(_) => CmMessageKind::Req,
         Mad::Rep(_) => CmMessageKind::Rep,

@@ -15,11 +15,12 @@ use rustix::net::{RecvFlags, recv};
 use verbs_abi::{Gsi, IBV_QPT_UD};
 
 use super::connection::{
-    Connection, ConnectionPortGids as Gids, EndedIds, MessageConsumer, SharedConnectionState,
+    Connection, ConnectionPortGids as Gids, EndedConnectionIds, MessageConsumer,
+    SharedConnectionState,
 };
 use super::format::{self, CommunicationIds};
 use super::machine::ConnectionTimeouts;
-use crate::cm_thread::{CmThread, EventHandler, TimerPurpose};
+use crate::cm_thread::{CmThread, SocketAndTimerHandler, TimerPurpose};
 use crate::errno::{Errno, INVALID, Result};
 use crate::gsi;
 use crate::lock::lock;
@@ -59,10 +60,10 @@ struct ConnectionTable {
 }
 
 /// The configuration of a process's connections by MADs.
-pub(crate) struct Settings {
+pub(crate) struct MadConnectionSettings {
     pub(crate) gsi: &'static Gsi,
     pub(crate) cm_thread: &'static CmThread,
-    pub(crate) ports: &'static PortFolder,
+    pub(crate) port_folder: &'static PortFolder,
     /// GUID of the device, in host byte order.
     pub(crate) ca_guid: u64,
     /// Time in which a peer must answer, including all repetitions.
@@ -73,11 +74,11 @@ pub(crate) struct Settings {
 /// The connections of the process by MADs.
 pub(crate) struct MadConnections {
     shared: &'static SharedConnectionState,
-    ports: &'static PortFolder,
+    port_folder: &'static PortFolder,
     ca_guid: u64,
-    timers: ConnectionTimeouts,
-    slot: u16,
-    socket: OwnedFd,
+    timeouts: ConnectionTimeouts,
+    process_slot: u16,
+    mad_socket: OwnedFd,
     token: u64,
     table: Mutex<ConnectionTable>,
 }
@@ -87,26 +88,26 @@ impl MadConnections {
     ///
     /// # Errors
     /// The error of opening QP1 or of making the socket.
-    pub(crate) fn start(settings: &Settings) -> Result<Arc<Self>> {
+    pub(crate) fn start(settings: &MadConnectionSettings) -> Result<Arc<Self>> {
         let slot = gsi::open_qp1(settings.gsi)?;
-        let socket = settings.ports.make_mad_socket(slot)?;
+        let socket = settings.port_folder.make_mad_socket(slot)?;
         let cm_thread = settings.cm_thread;
         let hub = Arc::new(Self {
             shared: Box::leak(Box::new(SharedConnectionState {
                 gsi: settings.gsi,
                 cm_thread,
                 time_origin: Instant::now(),
-                ended_ids: EndedIds::default(),
+                ended_ids: EndedConnectionIds::default(),
             })),
-            ports: settings.ports,
+            port_folder: settings.port_folder,
             ca_guid: settings.ca_guid,
-            timers: ConnectionTimeouts {
+            timeouts: ConnectionTimeouts {
                 max_response_time: settings.answer_timeout / (u32::from(MAX_CM_RETRIES) + 1),
                 full_interval_resends: u32::from(MAX_CM_RETRIES),
                 time_wait: settings.time_wait,
             },
-            slot,
-            socket,
+            process_slot: slot,
+            mad_socket: socket,
             token: cm_thread.new_token(),
             table: Mutex::new(ConnectionTable {
                 // Messages for an earlier process in this slot may still arrive, so the first id is random.
@@ -114,7 +115,7 @@ impl MadConnections {
                 ..ConnectionTable::default()
             }),
         });
-        cm_thread.watch(&hub.socket, &hub)?;
+        cm_thread.watch(&hub.mad_socket, &hub)?;
         Ok(hub)
     }
 
@@ -146,13 +147,13 @@ impl MadConnections {
             remote: peer,
         };
         let ids = CommunicationIds {
-            service_id: format::service_id(&request).ok_or(INVALID)?,
+            service_id: format::service_id_of_request(&request).ok_or(INVALID)?,
             peer_gid: peer,
             is_datagram: request.qp_type == IBV_QPT_UD,
             ..CommunicationIds::default()
         };
         let transaction = getrandom::u64().unwrap_or(0);
-        let (id, connection) = self.add(gids, ids, transaction);
+        let (id, connection) = self.add_connection(gids, ids, transaction);
         connection.set_consumer(consumer);
         let sent = connection.send(&CmMessage::Request(request));
         if sent.is_err() {
@@ -169,12 +170,17 @@ impl MadConnections {
     }
 
     /// Adds a connection; returns its communication id and the connection.
-    fn add(&self, gids: Gids, ids: CommunicationIds, transaction: u64) -> (u32, Arc<Connection>) {
+    fn add_connection(
+        &self,
+        gids: Gids,
+        ids: CommunicationIds,
+        transaction: u64,
+    ) -> (u32, Arc<Connection>) {
         let mut table = lock(&self.table);
-        table.remove_ended(&self.shared.ended_ids.take());
+        table.remove_ended(&self.shared.ended_ids.take_all());
         let local = loop {
             table.next_id = table.next_id.wrapping_add(1);
-            let id = (u32::from(self.slot) << SLOT_SHIFT_IN_COMM_ID)
+            let id = (u32::from(self.process_slot) << SLOT_SHIFT_IN_COMM_ID)
                 | (table.next_id % (1 << SLOT_SHIFT_IN_COMM_ID));
             // The id 0 means none.
             if id != 0 && !table.connections.contains_key(&id) {
@@ -186,7 +192,7 @@ impl MadConnections {
             ca_guid: self.ca_guid,
             ..ids
         };
-        let connection = Connection::new(self.shared, gids, ids, transaction, self.timers);
+        let connection = Connection::new(self.shared, gids, ids, transaction, self.timeouts);
         table.connections.insert(local, Arc::clone(&connection));
         (local, connection)
     }
@@ -211,12 +217,12 @@ impl MadConnections {
         };
         match connection {
             // MADs from another port than the peer's are ignored.
-            Some(connection) if connection.ports.remote == delivery.source => {
+            Some(connection) if connection.port_gids.remote == delivery.source => {
                 connection.on_mad_is_new_request(&mad);
             }
             Some(_) => {}
             None => {
-                if let Some(farewell) = format::reply_to_unknown_dreq(&mad) {
+                if let Some(farewell) = format::make_reply_to_unknown_dreq(&mad) {
                     self.send_answer_to(&delivery, transaction, &farewell);
                 }
             }
@@ -229,7 +235,7 @@ impl MadConnections {
             destination,
             ..
         } = delivery;
-        self.shared.send(destination, source, transaction, mad);
+        self.shared.send_mad(destination, source, transaction, mad);
     }
 
     fn on_request(self: &Arc<Self>, delivery: DeliveredMad, transaction: u64, mad: &Mad) {
@@ -242,7 +248,7 @@ impl MadConnections {
         );
         let known = {
             let mut table = lock(&self.table);
-            table.remove_ended(&self.shared.ended_ids.take());
+            table.remove_ended(&self.shared.ended_ids.take_all());
             let id = table.ids_by_request_source.get(&asker).copied();
             id.and_then(|id| table.connections.get(&id).cloned())
         };
@@ -251,7 +257,7 @@ impl MadConnections {
             return;
         }
         let refuse = |why| {
-            if let Some(refusal) = format::reject_without_connection(mad, why) {
+            if let Some(refusal) = format::make_rejection_without_connection(mad, why) {
                 self.send_answer_to(&delivery, transaction, &refusal);
             }
         };
@@ -260,10 +266,13 @@ impl MadConnections {
             Err(why) => return refuse(why),
         };
         let Some(name) = self
-            .ports
+            .port_folder
             .listener_socket_name_at(request.port_space, request.dst)
         else {
-            if self.ports.may_listen_soon(request.port_space, request.dst) {
+            if self
+                .port_folder
+                .may_listen_soon(request.port_space, request.dst)
+            {
                 return self.queue_for_retry(delivery);
             }
             return refuse(reason::INVALID_SERVICE_ID);
@@ -275,7 +284,7 @@ impl MadConnections {
         let Some(listener) = listener else {
             // Another process listens. If this process listens, its listener is about to be registered, or does not
             // accept requests by packets.
-            match self.ports.deliver_to(&name, &delivery.emit()) {
+            match self.port_folder.deliver_to(&name, &delivery.emit()) {
                 Ok(()) => {}
                 // The process has not read its earlier datagrams.
                 Err(Errno(libc::EAGAIN)) => self.queue_for_retry(delivery),
@@ -285,18 +294,18 @@ impl MadConnections {
             return;
         };
         let qp = requesting_qp(mad, delivery.source);
-        if let Some(stale) = qp.and_then(|qp| self.connection_of(&qp)) {
+        if let Some(stale) = qp.and_then(|qp| self.connection_of_peer_qp(&qp)) {
             refuse(roce::cm::reason::STALE_CONNECTION);
             return stale.end_stale();
         }
-        let connection = self.add_passive(&delivery, transaction, &request, asker, qp);
+        let connection = self.add_passive_connection(&delivery, transaction, &request, asker, qp);
         if connection.on_mad_is_new_request(mad) {
             listener.on_request(connection, request);
         }
     }
 
     /// Adds a connection for the request of `asker` and its queue pair `qp`.
-    fn add_passive(
+    fn add_passive_connection(
         &self,
         delivery: &DeliveredMad,
         transaction: u64,
@@ -309,11 +318,11 @@ impl MadConnections {
             remote: delivery.source,
         };
         let ids = CommunicationIds {
-            service_id: format::service_id(request).unwrap_or(0),
+            service_id: format::service_id_of_request(request).unwrap_or(0),
             is_datagram: request.qp_type == IBV_QPT_UD,
             ..CommunicationIds::default()
         };
-        let (id, connection) = self.add(gids, ids, transaction);
+        let (id, connection) = self.add_connection(gids, ids, transaction);
         let mut table = lock(&self.table);
         table.ids_by_request_source.insert(asker, id);
         table.ids_by_peer_qp.extend(qp.map(|qp| (qp, id)));
@@ -321,7 +330,7 @@ impl MadConnections {
     }
 
     /// Returns the connection of a peer's queue pair, if it has not ended.
-    fn connection_of(&self, qp: &PeerQp) -> Option<Arc<Connection>> {
+    fn connection_of_peer_qp(&self, qp: &PeerQp) -> Option<Arc<Connection>> {
         let connection = {
             let table = lock(&self.table);
             table
@@ -376,7 +385,7 @@ impl ConnectionTable {
     }
 }
 
-impl EventHandler for MadConnections {
+impl SocketAndTimerHandler for MadConnections {
     fn token(&self) -> u64 {
         self.token
     }
@@ -384,7 +393,7 @@ impl EventHandler for MadConnections {
     fn on_readable(self: Arc<Self>) {
         let mut bytes = [0; DELIVERED_MAD_BYTES + 1];
         loop {
-            match recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+            match recv(&self.mad_socket, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((n, _)) => {
                     let delivery = bytes.get(..n).and_then(DeliveredMad::parse);
                     if let Some(delivery) = delivery {

@@ -82,7 +82,7 @@ pub(crate) enum CmState {
 #[derive(Clone, Copy, Debug)]
 struct UnansweredMessage {
     kind: CmMessageKind,
-    resends: u32,
+    resend_count: u32,
     next_resend_at: Duration,
     give_up_at: Duration,
 }
@@ -90,9 +90,9 @@ struct UnansweredMessage {
 /// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct CmStateMachine {
-    times: ConnectionTimeouts,
+    timeouts: ConnectionTimeouts,
     state: CmState,
-    unanswered: Option<UnansweredMessage>,
+    unanswered_message: Option<UnansweredMessage>,
     /// End of [`CmState::TimeWait`], [`CmState::RejSent`] and [`CmState::SidrAnswered`].
     state_ends_at: Duration,
 }
@@ -104,9 +104,9 @@ pub(crate) struct WrongState;
 impl CmStateMachine {
     pub(crate) fn new(times: ConnectionTimeouts) -> Self {
         Self {
-            times,
+            timeouts: times,
             state: CmState::Idle,
-            unanswered: None,
+            unanswered_message: None,
             state_ends_at: Duration::ZERO,
         }
     }
@@ -121,7 +121,9 @@ impl CmStateMachine {
             CmState::RejSent | CmState::TimeWait | CmState::SidrAnswered => {
                 Some(self.state_ends_at)
             }
-            _ => self.unanswered.map(|u| u.next_resend_at.min(u.give_up_at)),
+            _ => self
+                .unanswered_message
+                .map(|u| u.next_resend_at.min(u.give_up_at)),
         }
     }
 
@@ -210,14 +212,14 @@ impl CmStateMachine {
         if self.next_expiry().is_none_or(|at| now < at) {
             return Vec::new();
         }
-        let Some(mut waiting) = self.unanswered.take() else {
+        let Some(mut waiting) = self.unanswered_message.take() else {
             self.state = CmState::Done;
             return vec![CallerAction::ForgetConnection];
         };
         if now < waiting.give_up_at {
-            waiting.resends += 1;
-            waiting.next_resend_at = now + self.resend_delay(waiting.resends);
-            self.unanswered = Some(waiting);
+            waiting.resend_count += 1;
+            waiting.next_resend_at = now + self.resend_delay(waiting.resend_count);
+            self.unanswered_message = Some(waiting);
             return vec![CallerAction::Send(waiting.kind)];
         }
         if matches!(waiting.kind, CmMessageKind::Dreq | CmMessageKind::SidrReq) {
@@ -311,41 +313,42 @@ impl CmStateMachine {
         state: CmState,
     ) {
         self.state = state;
-        self.unanswered = Some(UnansweredMessage {
+        self.unanswered_message = Some(UnansweredMessage {
             kind,
-            resends: 0,
+            resend_count: 0,
             next_resend_at: now + self.resend_delay(0),
-            give_up_at: now + self.times.max_response_time * (self.times.full_interval_resends + 1),
+            give_up_at: now
+                + self.timeouts.max_response_time * (self.timeouts.full_interval_resends + 1),
         });
     }
 
     /// Returns the pause after a message and `repetitions` repetitions of it.
     fn resend_delay(&self, repetitions: u32) -> Duration {
         let halvings = EARLY_RESENDS.saturating_sub(repetitions);
-        self.times.max_response_time / (1 << halvings)
+        self.timeouts.max_response_time / (1 << halvings)
     }
 
     /// Records that the answer has arrived.
     fn enter_state_and_stop_response_timer(&mut self, state: CmState) {
-        self.unanswered = None;
+        self.unanswered_message = None;
         self.state = state;
     }
 
     /// Ends the connection, except for the answers to late messages.
     fn enter_ending_state(&mut self, now: Duration, state: CmState) {
         self.enter_state_and_stop_response_timer(state);
-        self.state_ends_at = now + self.times.time_wait;
+        self.state_ends_at = now + self.timeouts.time_wait;
     }
 
     /// Reacts to an MRA: the peer has received the request, but its program has not decided. The request is still
     /// repeated, at longer intervals: the peer's answer may get lost, and an RTU is repeated only on request.
     fn on_mra(&mut self, now: Duration, service: Duration) -> Actions {
-        let times = self.times;
-        if let Some(waiting) = &mut self.unanswered {
+        let times = self.timeouts;
+        if let Some(waiting) = &mut self.unanswered_message {
             waiting.next_resend_at = now + times.max_response_time;
             waiting.give_up_at =
                 now + service + times.max_response_time * (times.full_interval_resends + 1);
-            waiting.resends = EARLY_RESENDS;
+            waiting.resend_count = EARLY_RESENDS;
         }
         Vec::new()
     }

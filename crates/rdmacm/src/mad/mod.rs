@@ -14,4 +14,4 @@ mod hub;
 mod machine;
 
 pub(crate) use connection::{Connection, MessageConsumer};
-pub(crate) use hub::{Listener, MadConnections, Settings};
+pub(crate) use hub::{Listener, MadConnectionSettings, MadConnections};

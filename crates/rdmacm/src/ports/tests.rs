@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat, symlinkat};
 use rustix::net::accept;
 
-use super::names::{AddressFamily, wildcard_of_all_families};
+use super::link_names::{AddressFamily, wildcard_of_all_families};
 use super::{IdBinding, PortFolder, UnreachedReason};
 use crate::addr::IdAddress;
 
@@ -20,7 +20,7 @@ fn binding(addr: &str) -> IdBinding {
     IdBinding {
         addr: ip(addr),
         afonly: false,
-        reuse: false,
+        reuse_address: false,
     }
 }
 
@@ -98,7 +98,10 @@ fn conflicts_are_those_of_linux() {
     let any4 = binding("0.0.0.0:5");
     let any6 = binding("[::]:5");
     let only = |b: IdBinding| IdBinding { afonly: true, ..b };
-    let reuse = |b: IdBinding| IdBinding { reuse: true, ..b };
+    let reuse = |b: IdBinding| IdBinding {
+        reuse_address: true,
+        ..b
+    };
     assert_eq!(refused(one, two), None);
     assert_eq!(refused(one, one), Some(libc::EADDRINUSE));
     assert_eq!(refused(one, any4), Some(libc::EADDRNOTAVAIL));
@@ -116,7 +119,7 @@ fn conflicts_are_those_of_linux() {
 
 #[test]
 fn gids_and_addresses_of_ip_are_apart_but_for_wildcards() {
-    use crate::ib::IbAddr;
+    use crate::ib_addr::IbAddr;
     let (_dir, ports) = ports();
     let at = |gid: &str| {
         let gid = gid.parse::<Ipv6Addr>().unwrap().octets();
@@ -186,7 +189,7 @@ fn links_that_lead_elsewhere_delete_nothing_there() {
 fn of_those_who_share_a_port_none_listens_until_it_is_alone() {
     let (_dir, ports) = ports();
     let shared = IdBinding {
-        reuse: true,
+        reuse_address: true,
         ..binding("10.0.0.1:5")
     };
     let mut first = ports.claim(TCP, shared).unwrap();

@@ -36,7 +36,7 @@ pub fn child_main(parts: &Parts) {
     let Ok(name) = std::env::var(PART) else {
         return;
     };
-    rdmacm::set_provider(provider);
+    rdmacm::set_provider_finder(provider);
     // SAFETY: the default action of the signal ends the process, as a watchdog must.
     unsafe { libc::alarm(WATCHDOG_S) };
     let part = parts.iter().find(|(n, _)| *n == name).expect("a part").1;

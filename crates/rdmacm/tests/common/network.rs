@@ -30,7 +30,7 @@ pub fn own_address() -> Ipv4Addr {
     if gsi().is_none() {
         return Ipv4Addr::LOCALHOST;
     }
-    let device = rdmacm::default_device().expect("a device");
+    let device = rdmacm::default_device_port().expect("a device");
     let gids = (0..16).map(|index| {
         let mut gid = ibv_gid::zeroed();
         // SAFETY: the device is open, and `gid` has room for a GID.

@@ -225,7 +225,7 @@ fn expect_violation(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
 }
 
 fn command(bytes: [u8; 32]) -> impl FnOnce(&mut Connection) {
-    move |c| c.queue.send_command(&bytes).expect("posts")
+    move |c| c.qp.send_command(&bytes).expect("posts")
 }
 
 #[test]
@@ -249,8 +249,7 @@ fn write(bytes: &'static [u8], offset: u64, imm: u32, key: u32) -> impl FnOnce(&
         let WriteTarget { addr, rkey, .. } = c.stream.reserve_write(1).expect("it knows where");
         let (addr, rkey) = (addr.wrapping_add(offset), rkey ^ key);
         let len = imm;
-        c.queue
-            .write_raw(bytes, WriteTarget { addr, len, rkey })
+        c.qp.write_raw(bytes, WriteTarget { addr, len, rkey })
             .expect("posts");
     }
 }
@@ -271,11 +270,11 @@ fn wrong_addresses_and_keys_end_their_connection_only() {
 #[test]
 fn control_messages_of_other_lengths_end_their_connection_only() {
     for len in [0, 31] {
-        let short = |c: &mut Connection| c.queue.send_raw(&[0; 40][..len]).expect("posts");
+        let short = |c: &mut Connection| c.qp.send_raw(&[0; 40][..len]).expect("posts");
         expect_violation(short, ErrorKind::InvalidData);
     }
     // The message exceeds the receive buffer.
-    let long = |c: &mut Connection| c.queue.send_raw(&[0; 40]).expect("posts");
+    let long = |c: &mut Connection| c.qp.send_raw(&[0; 40]).expect("posts");
     expect_violation(long, ErrorKind::ConnectionReset);
 }
 
@@ -294,7 +293,7 @@ fn keep_alives_say_nothing() {
     establish(&mut client, &mut server);
     client.write_all(b"x").expect("writes");
     for _ in 0..3 {
-        server.keep_alive().expect("sends");
+        server.send_keep_alive().expect("sends");
     }
     let got = retry_until(&mut server, true, |c| c.read(&mut [0; 2]));
     assert_eq!(got.expect("reads"), 1);

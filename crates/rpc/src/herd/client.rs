@@ -31,7 +31,7 @@ impl PreparedClient {
     ) -> Result<Self, RpcError> {
         let uc_cq = pd.context().create_cq(config.send_depth.max(16))?;
         let mut uc = pd
-            .qp::<Uc>(&uc_cq, &uc_cq)
+            .qp_builder::<Uc>(&uc_cq, &uc_cq)
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(1)

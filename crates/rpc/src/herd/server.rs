@@ -413,7 +413,7 @@ pub fn connect_client(
 ) -> Result<ConnectedClient, RpcError> {
     let to = pd.ud_destination_from(port, ud)?;
     let qp = pd
-        .qp::<Uc>(cq, cq)
+        .qp_builder::<Uc>(cq, cq)
         .port_num(port.port_num)
         .gid_index(port.gid_index)
         .max_send_wr(1)

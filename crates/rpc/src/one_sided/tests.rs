@@ -89,7 +89,7 @@ fn client(window: usize, words: u64) -> (Adder, MemoryRegion, QueuePair<Rc>) {
     let access =
         Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let responder = pd
-        .qp::<Rc>(&cq, &cq)
+        .qp_builder::<Rc>(&cq, &cq)
         .port_num(port.port_num)
         .gid_index(port.gid_index)
         .access(access)

@@ -159,11 +159,11 @@ impl Name {
         // SAFETY: not NULL, so valid for `len` bytes (contract of `from_c`), which are at least those of the family,
         // and then those of its address.
         unsafe {
-            let needed = addr::size_of_family((*self.0).sa_family.into());
+            let needed = addr::sockaddr_bytes_of_family((*self.0).sa_family.into());
             if len < needed.ok_or(Errno(libc::EAFNOSUPPORT))? {
                 return Err(INVALID);
             }
-            addr::read(self.0).ok_or(INVALID)
+            addr::read_sockaddr(self.0).ok_or(INVALID)
         }
     }
 }
@@ -172,7 +172,7 @@ impl NameRoom {
     /// Writes an address as `accept(2)` does: as many bytes as fit, and the full length to `len`.
     pub(super) fn write_address(self, from: IdAddress, len: Option<&mut socklen_t>) {
         if let (false, Some(len)) = (self.is_null(), len) {
-            let (storage, full) = addr::to_c(from);
+            let (storage, full) = addr::to_sockaddr(from);
             let fits = (*len).min(full) as usize;
             // SAFETY: not NULL, so valid for `*len` bytes (contract of `from_c`).
             unsafe {

@@ -4,7 +4,7 @@ use verbs_abi::*;
 
 use super::{MAX_WRITE_BYTES, PeerWritableBuffer, RemoteAddress, Stream};
 use crate::protocol::{IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer};
-use rdmacm::device::last_errno;
+use rdmacm::device_port::last_errno;
 use rdmacm::errno::{Errno, INVALID, Result};
 
 impl Stream {

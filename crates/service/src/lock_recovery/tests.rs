@@ -71,7 +71,7 @@ fn access(entries: &[[u64; 3]]) -> ClientAccess {
         gid_index: 0,
     };
     let qp = |access| {
-        pd.qp::<Rc>(&cq, &cq)
+        pd.qp_builder::<Rc>(&cq, &cq)
             .port_num(port.port_num)
             .gid_index(port.gid_index)
             .access(access)

@@ -194,7 +194,7 @@ impl ArmedWord<'_> {
 
     /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has
     /// woken the program.
-    pub fn end_program_wakes(self) -> bool {
+    pub fn forbid_program_wakes(self) -> bool {
         self.0
             .fetch_and(!ARMED_BIT_MAY_WAKE_PROGRAM, Ordering::AcqRel)
             & ARMED_BIT_PROGRAM_WOKEN

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nic_core::rights::OwningPdOrQp;
 
-use super::directory::DIRECTORY;
+use super::directory::DIRECTORY_FILE_NAME;
 use super::error::{FabricError, io_error};
 use super::folder::{check_owner_and_mode_if_exists, segment_path};
 use super::layout::*;
@@ -25,7 +25,7 @@ pub struct FabricProcess {
     /// Completion queues of the process.
     pub completion_queues: Vec<KnownCompletionQueue>,
     /// Protection domains that the process has allocated, without imported domains.
-    pub domains: Vec<KnownDomain>,
+    pub protection_domains: Vec<KnownProtectionDomain>,
     /// Memory regions of the process, without memory windows.
     pub regions: Vec<KnownRegion>,
     /// Open devices of the process.
@@ -33,7 +33,7 @@ pub struct FabricProcess {
     /// Shared receive queues of the process.
     pub shared_receive_queues: Vec<KnownSharedReceiveQueue>,
     /// Attachments of queue pairs of the process to multicast groups.
-    pub group_members: Vec<KnownGroupMember>,
+    pub multicast_attachments: Vec<KnownMulticastAttachment>,
 }
 
 /// A queue pair of a process.
@@ -76,7 +76,7 @@ pub struct KnownCompletionQueue {
 
 /// A protection domain of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KnownDomain {
+pub struct KnownProtectionDomain {
     /// Number of the object's device, from 0.
     pub device: u32,
     /// Number of the domain in its process.
@@ -106,7 +106,7 @@ pub struct KnownContext {
     /// Number of the device, from 0.
     pub device: u32,
     /// A number that no other context or shared receive queue of the fabric has.
-    pub number: u32,
+    pub number_in_fabric: u32,
 }
 
 /// A shared receive queue of a process.
@@ -126,7 +126,7 @@ pub struct KnownSharedReceiveQueue {
 
 /// A queue pair that is attached to a multicast group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KnownGroupMember {
+pub struct KnownMulticastAttachment {
     /// GID of the group, in memory order.
     pub mgid: [u8; 16],
     /// Number of the queue pair's device, from 0.
@@ -145,11 +145,11 @@ pub fn list_fabric_processes(dir: &Path) -> Result<Vec<FabricProcess>, FabricErr
     if !check_owner_and_mode_if_exists(dir)? {
         return Ok(Vec::new());
     }
-    read(dir).map_err(io_error(dir, "look at its processes"))
+    read_census(dir).map_err(io_error(dir, "look at its processes"))
 }
 
-fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
-    let file = match open(&dir.join(DIRECTORY)) {
+fn read_census(dir: &Path) -> io::Result<Vec<FabricProcess>> {
+    let file = match open_file(&dir.join(DIRECTORY_FILE_NAME)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened?,
     };
@@ -157,7 +157,7 @@ fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
         return Err(io::Error::other("the directory is too short"));
     }
     let map = DirectoryMap::new(&file)?;
-    let directory = map.get();
+    let directory = map.directory();
     if directory.magic.load(Ordering::Acquire) != MAGIC
         || directory.version.load(Ordering::Relaxed) != LAYOUT_VERSION
     {
@@ -167,12 +167,12 @@ fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
     for (slot, entry) in directory.procs.iter().enumerate() {
         let incarnation = entry.incarnation.load(Ordering::Acquire);
         let pid = entry.pid.load(Ordering::Relaxed);
-        let start_time = entry.start_time.load(Ordering::Relaxed);
+        let start_time = entry.start_time_ticks.load(Ordering::Relaxed);
         if incarnation == 0 || !liveness::is_alive(pid, start_time) {
             continue;
         }
-        match open(&segment_path(dir, incarnation)).and_then(|file| Segment::open(&file)) {
-            Ok(segment) => found.push(process_of(pid, slot, &segment)),
+        match open_file(&segment_path(dir, incarnation)).and_then(|file| Segment::open(&file)) {
+            Ok(segment) => found.push(read_process(pid, slot, &segment)),
             // The process has left the fabric meanwhile.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
@@ -181,7 +181,7 @@ fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
     Ok(found)
 }
 
-fn open(path: &Path) -> io::Result<File> {
+fn open_file(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -189,7 +189,7 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn process_of(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
+fn read_process(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
     FabricProcess {
         pid,
         queue_pairs: (0..MAX_QPS)
@@ -198,37 +198,39 @@ fn process_of(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
         completion_queues: (0..MAX_CQS)
             .filter_map(|index| read_cq_at_slot(segment, slot, index))
             .collect(),
-        domains: (0..MAX_PDS)
+        protection_domains: (0..MAX_PDS)
             .filter_map(|index| read_pd_at_slot(segment, index))
             .collect(),
         regions: (0..MR_SLOTS)
             .filter_map(|index| read_mr_at_slot(segment, index))
             .collect(),
         contexts: listed_objects(segment)
-            .filter_map(|(index, entry)| context(entry, number_in_fabric(slot, index)?))
+            .filter_map(|(index, entry)| known_context(entry, number_in_fabric(slot, index)?))
             .collect(),
         shared_receive_queues: listed_objects(segment)
-            .filter_map(|(index, entry)| shared_receive_queue(entry, slot, index))
+            .filter_map(|(index, entry)| known_shared_receive_queue(entry, slot, index))
             .collect(),
-        group_members: group_members(segment),
+        multicast_attachments: read_multicast_attachments(segment),
     }
 }
 
 /// Returns the objects on lists, with their places.
 fn listed_objects(segment: &Segment) -> impl Iterator<Item = (usize, &ListedObjectShared)> {
     let used = segment.header().listed_slots_end.load(Ordering::Acquire);
-    let used = usize::try_from(used).unwrap_or(MAX_LISTED).min(MAX_LISTED);
+    let used = usize::try_from(used)
+        .unwrap_or(MAX_LISTED_OBJECTS)
+        .min(MAX_LISTED_OBJECTS);
     (0..used).filter_map(|index| Some((index, segment.find_listed(index)?)))
 }
 
-fn context(entry: &ListedObjectShared, number: u32) -> Option<KnownContext> {
+fn known_context(entry: &ListedObjectShared, number: u32) -> Option<KnownContext> {
     (entry.kind.load(Ordering::Acquire) == LISTED_CONTEXT).then(|| KnownContext {
         device: entry.device.load(Ordering::Relaxed),
-        number,
+        number_in_fabric: number,
     })
 }
 
-fn shared_receive_queue(
+fn known_shared_receive_queue(
     entry: &ListedObjectShared,
     slot: usize,
     index: usize,
@@ -239,19 +241,21 @@ fn shared_receive_queue(
         srqn,
         srq_type: entry.srq_type.load(Ordering::Relaxed),
         pd_number: entry.pd.load(Ordering::Relaxed),
-        cqn: number_of_place(slot, &entry.cq_index_plus_1),
+        cqn: number_from_index_plus_1(slot, &entry.cq_index_plus_1),
     })
 }
 
 /// Returns the number in the fabric of an object whose place plus 1 is in a word, which is 0 for none.
-fn number_of_place(slot: usize, place_plus_1: &AtomicU32) -> Option<u32> {
+fn number_from_index_plus_1(slot: usize, place_plus_1: &AtomicU32) -> Option<u32> {
     let place = place_plus_1.load(Ordering::Relaxed).checked_sub(1)?;
     number_in_fabric(slot, usize::try_from(place).ok()?)
 }
 
-fn group_members(segment: &Segment) -> Vec<KnownGroupMember> {
+fn read_multicast_attachments(segment: &Segment) -> Vec<KnownMulticastAttachment> {
     let used = segment.header().mcast_slots_end.load(Ordering::Acquire);
-    let used = usize::try_from(used).unwrap_or(MAX_MCASTS).min(MAX_MCASTS);
+    let used = usize::try_from(used)
+        .unwrap_or(MAX_MCAST_ATTACHMENTS)
+        .min(MAX_MCAST_ATTACHMENTS);
     let member = |index| {
         let entry = segment.find_mcast(index)?;
         let qp = entry
@@ -263,7 +267,7 @@ fn group_members(segment: &Segment) -> Vec<KnownGroupMember> {
         let mut mgid = [0; 16];
         mgid[..8].copy_from_slice(&first);
         mgid[8..].copy_from_slice(&second);
-        Some(KnownGroupMember {
+        Some(KnownMulticastAttachment {
             mgid,
             device: qp.device.load(Ordering::Relaxed),
             port_num: qp.port_num.load(Ordering::Relaxed),
@@ -290,7 +294,7 @@ fn read_qp_at_slot(segment: &Segment, slot: usize, index: usize) -> Option<Known
         sq_psn: qp.sq_psn.load(Ordering::Relaxed),
         rq_psn: qp.rq_psn.load(Ordering::Relaxed),
         pd_number: qp.pd.load(Ordering::Relaxed),
-        srqn: number_of_place(slot, &qp.listed_srq_plus_1),
+        srqn: number_from_index_plus_1(slot, &qp.listed_srq_plus_1),
     })
 }
 
@@ -305,13 +309,16 @@ fn read_cq_at_slot(segment: &Segment, slot: usize, index: usize) -> Option<Known
     })
 }
 
-fn read_pd_at_slot(segment: &Segment, index: usize) -> Option<KnownDomain> {
+fn read_pd_at_slot(segment: &Segment, index: usize) -> Option<KnownProtectionDomain> {
     let pd = segment.find_pd(index)?;
-    let number = pd.object.handle.load(Ordering::Acquire);
-    (!matches!(number, 0 | OBJECT_DESTROYED)).then(|| KnownDomain {
+    let number = pd.handle_and_use_count.handle.load(Ordering::Acquire);
+    (!matches!(number, 0 | OBJECT_DESTROYED)).then(|| KnownProtectionDomain {
         device: pd.device.load(Ordering::Relaxed),
         number,
-        use_count: pd.object.home_use_count.load(Ordering::Relaxed),
+        use_count: pd
+            .handle_and_use_count
+            .home_use_count
+            .load(Ordering::Relaxed),
     })
 }
 
@@ -437,7 +444,7 @@ mod tests {
             found[0].contexts[..],
             [KnownContext {
                 device: 0,
-                number: number(0)
+                number_in_fabric: number(0)
             }]
         );
         let expected = KnownSharedReceiveQueue {
@@ -451,12 +458,12 @@ mod tests {
         assert_eq!(found[0].queue_pairs[0].srqn, Some(number(1)));
         let mut mgid = [0; 16];
         mgid[..8].fill(0xff);
-        let expected = KnownGroupMember {
+        let expected = KnownMulticastAttachment {
             mgid,
             device: 0,
             port_num: 2,
         };
-        assert_eq!(found[0].group_members[..], [expected]);
+        assert_eq!(found[0].multicast_attachments[..], [expected]);
         member.leave();
     }
 
@@ -464,7 +471,7 @@ mod tests {
     fn a_directory_of_another_version_is_refused() {
         let tmp = tempfile::tempdir_in("/dev/shm").unwrap();
         for bytes in [16, DirectoryMap::FILE_BYTES] {
-            std::fs::write(tmp.path().join(DIRECTORY), vec![1; bytes]).unwrap();
+            std::fs::write(tmp.path().join(DIRECTORY_FILE_NAME), vec![1; bytes]).unwrap();
             assert!(list_fabric_processes(tmp.path()).is_err(), "{bytes}");
         }
     }

@@ -8,17 +8,17 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{FlockOperation, flock};
 
 use super::error::{FabricError, io_error};
-use super::folder::{SOCKETS_FOLDER_NAME, remove_files, remove_left_over};
+use super::folder::{SOCKETS_FOLDER_NAME, remove_left_over_files, remove_process_files};
 use super::layout::*;
 use super::segment::{self, DirectoryMap};
 
 /// Name of the directory in the fabric's folder.
-pub(super) const DIRECTORY: &str = "directory";
+pub(super) const DIRECTORY_FILE_NAME: &str = "directory";
 
 /// Opens the directory, or makes it. The caller holds the folder's lock.
-pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
+pub(super) fn open_or_create_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
     loop {
-        let (file, len) = open_file(dir)?;
+        let (file, len) = open_directory_file(dir)?;
         let found = match map_if_current_version(dir, &file, len)? {
             Ok(map) => {
                 rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))
@@ -35,19 +35,19 @@ pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricE
                 found,
             });
         }
-        let path = dir.join(DIRECTORY);
+        let path = dir.join(DIRECTORY_FILE_NAME);
         tracing::warn!(
             "{} was left by another version or is damaged; starting afresh",
             path.display()
         );
-        remove_left_over(dir, |_, _| true);
+        remove_left_over_files(dir, |_, _| true);
         fs::remove_file(&path).map_err(io_error(dir, "remove a stale directory"))?;
     }
 }
 
 /// Opens the directory's file, creating it if necessary, and returns the length of the file when it
 /// was opened.
-fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
+fn open_directory_file(dir: &Path) -> Result<(File, u64), FabricError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -55,7 +55,7 @@ fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
         .truncate(false)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(dir.join(DIRECTORY))
+        .open(dir.join(DIRECTORY_FILE_NAME))
         .map_err(io_error(dir, "open its directory"))?;
     let meta = file
         .metadata()
@@ -84,7 +84,7 @@ fn map_if_current_version(
         return Ok(Err(0));
     }
     let map = DirectoryMap::new(file).map_err(io_error(dir, "map its directory"))?;
-    let directory = map.get();
+    let directory = map.directory();
     if fresh {
         // Each fabric begins at a random slot, so that a QP number of another fabric is most likely unused
         // here.
@@ -126,15 +126,15 @@ pub(super) fn remove_ended_processes(dir: &Path, directory: &Directory) {
             continue;
         }
         let pid = entry.pid.load(Ordering::Relaxed);
-        if liveness::is_alive(pid, entry.start_time.load(Ordering::Relaxed)) {
+        if liveness::is_alive(pid, entry.start_time_ticks.load(Ordering::Relaxed)) {
             live.insert(incarnation);
         } else {
-            remove_files(dir, incarnation);
+            remove_process_files(dir, incarnation);
             entry.incarnation.store(0, Ordering::Release);
         }
     }
     // A process that was killed while it joined has files but no entry.
-    remove_left_over(dir, |_, incarnation| !live.contains(&incarnation));
+    remove_left_over_files(dir, |_, incarnation| !live.contains(&incarnation));
     if live.is_empty() {
         let _ = fs::remove_dir_all(dir.join(SOCKETS_FOLDER_NAME));
     }

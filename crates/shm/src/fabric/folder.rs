@@ -12,7 +12,7 @@ use super::error::{FabricError, io_error};
 /// Parent folder of all fabrics' folders.
 pub(super) const PARENT_OF_FABRIC_FOLDERS: &str = "/dev/shm";
 /// Prefix of the names of fabrics' folders.
-pub(super) const PREFIX: &str = "verbatim-";
+pub(super) const FABRIC_FOLDER_PREFIX: &str = "verbatim-";
 /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
 pub(super) const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
@@ -33,7 +33,7 @@ pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
     }
     let uid = rustix::process::geteuid().as_raw();
     let namespace = pid_namespace();
-    let mut dir = format!("{PARENT_OF_FABRIC_FOLDERS}/{PREFIX}{uid}");
+    let mut dir = format!("{PARENT_OF_FABRIC_FOLDERS}/{FABRIC_FOLDER_PREFIX}{uid}");
     if namespace != INITIAL_PID_NAMESPACE {
         dir += &format!("-{namespace:x}");
     }
@@ -55,20 +55,20 @@ pub(super) fn segment_path(dir: &Path, incarnation: u64) -> PathBuf {
     dir.join(format!("{incarnation:016x}.segment"))
 }
 
-pub(super) fn wake_path(dir: &Path, incarnation: u64) -> PathBuf {
+pub(super) fn wake_fifo_path(dir: &Path, incarnation: u64) -> PathBuf {
     dir.join(format!("{incarnation:016x}.wake"))
 }
 
 /// Returns the path of a completion channel's FIFO.
-pub(super) fn channel_path(dir: &Path, incarnation: u64, number: u32) -> PathBuf {
+pub(super) fn channel_fifo_path(dir: &Path, incarnation: u64, number: u32) -> PathBuf {
     dir.join(format!("{incarnation:016x}.{number}{CHANNEL_SUFFIX}"))
 }
 
 const CHANNEL_SUFFIX: &str = ".channel";
 
 /// Removes the FIFOs of all completion channels of a process.
-pub(super) fn remove_channels(dir: &Path, incarnation: u64) {
-    remove_left_over(dir, |what, of| {
+pub(super) fn remove_channel_fifos(dir: &Path, incarnation: u64) {
+    remove_left_over_files(dir, |what, of| {
         of == incarnation && what.ends_with(CHANNEL_SUFFIX)
     });
 }
@@ -81,13 +81,13 @@ pub(super) struct UnlistedFilesCleanup<'a> {
 
 impl Drop for UnlistedFilesCleanup<'_> {
     fn drop(&mut self) {
-        remove_files(self.dir, self.incarnation);
+        remove_process_files(self.dir, self.incarnation);
     }
 }
 
-pub(super) fn remove_files(dir: &Path, incarnation: u64) {
+pub(super) fn remove_process_files(dir: &Path, incarnation: u64) {
     let _ = fs::remove_file(segment_path(dir, incarnation));
-    let _ = fs::remove_file(wake_path(dir, incarnation));
+    let _ = fs::remove_file(wake_fifo_path(dir, incarnation));
 }
 
 /// Makes the folder if it does not exist, checks that only this user owns and can enter it, and takes its
@@ -165,7 +165,7 @@ fn take_lock_unless_file_replaced(dir: &Path) -> Result<Option<File>, FabricErro
 
 /// Removes the files for which `is_left_over` returns true; its arguments are the file name's last part and
 /// the incarnation. Foreign files stay.
-pub(super) fn remove_left_over(dir: &Path, is_left_over: impl Fn(&str, u64) -> bool) {
+pub(super) fn remove_left_over_files(dir: &Path, is_left_over: impl Fn(&str, u64) -> bool) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;
     };

@@ -29,7 +29,7 @@ pub const MAX_CQS: usize = 1 << 14;
 /// a number.
 pub const MAX_XRC_SRQS: usize = 1 << QP_INDEX_BITS;
 /// Maximum number of attachments of a process's queue pairs to multicast groups.
-pub const MAX_MCASTS: usize = 4096;
+pub const MAX_MCAST_ATTACHMENTS: usize = 4096;
 /// Maximum number of flows that steer raw packets to a process's queue pairs.
 pub const MAX_FLOWS: usize = 4096;
 /// Maximum number of queue pairs of a process that distribute raw packets over work queues (RSS).
@@ -43,7 +43,7 @@ pub const MAX_DMS: usize = 4096;
 /// Maximum number of protection domains and device memories that a process can import from other processes.
 pub const MAX_IMPORTS: usize = 4096;
 /// Maximum number of contexts and shared receive queues of a process that are on lists.
-pub const MAX_LISTED: usize = 1 << 14;
+pub const MAX_LISTED_OBJECTS: usize = 1 << 14;
 /// Slots of the hash table of memory regions; at most half of them are used.
 pub const MR_SLOTS: usize = 1 << 16;
 /// Maximum number of threads of a process that access registered memory at the same time; further threads
@@ -75,7 +75,7 @@ pub struct ProcEntry {
     pub pid: AtomicU64,
     /// Start time of the process: field 22 of `/proc/PID/stat`. It distinguishes a reused pid from
     /// its earlier use.
-    pub start_time: AtomicU64,
+    pub start_time_ticks: AtomicU64,
     /// Slot that was assigned last. The field is used only in entry 0, which belongs to no process.
     pub last_assigned_slot: AtomicU64,
 }
@@ -109,7 +109,7 @@ pub struct SegmentHeader {
     /// Upper bound (exclusive) of the imports in use.
     pub import_slots_end: AtomicU64,
     /// Nonzero if other processes have imported an object of this process.
-    pub imported_by_others: AtomicU64,
+    pub is_imported_by_others: AtomicU64,
     /// Upper bound (exclusive) of the flows in use.
     pub flow_slots_end: AtomicU64,
     /// Names the owner's ports, so that peers find their traffic counters; 0: they are not counted.
@@ -176,7 +176,7 @@ pub struct CqShared {
     /// Number of the completion channel; 0 if the CQ has no channel.
     pub channel_number: AtomicU32,
     /// Number of tokens that peers could not write to the channel.
-    pub lost_tokens: AtomicU32,
+    pub lost_token_count: AtomicU32,
     /// Number of entries that the program has asked for; 0: no queue, or a queue without a handle.
     pub cqe: AtomicU32,
     /// Number of objects that use the queue; a queue pair counts once for each of its two queues.
@@ -230,7 +230,7 @@ pub struct McastAttachmentShared {
 pub struct FlowShared {
     /// Low half: index of the queue pair plus 1, or 0 if the entry is free. High half: number of
     /// times that the entry was used for a flow, so that a reader detects stale data.
-    pub generation_and_qp: AtomicU64,
+    pub generation_and_qp_index_plus_1: AtomicU64,
     /// `ibv_flow_attr_type`.
     pub kind: AtomicU32,
     /// Priority of the flow, with `FLOW_*` bits.
@@ -238,7 +238,7 @@ pub struct FlowShared {
     /// Layers that a packet must have: bits of `steering::Layers`.
     pub required_layers: AtomicU32,
     /// Tag of the flow's completions.
-    pub tag: AtomicU32,
+    pub flow_tag: AtomicU32,
     /// Index of the RSS configuration for the flow's packets plus 1; 0 if the flow has no RSS
     /// configuration.
     pub rss_index_plus_1: AtomicU32,
@@ -263,9 +263,9 @@ pub struct RssShared {
     pub indirection_table_len: AtomicU32,
     pad0: AtomicU32,
     /// The key of the Toeplitz function.
-    pub key: [AtomicU64; 5],
+    pub toeplitz_key: [AtomicU64; 5],
     /// Indices of the queue pairs that implement the work queues.
-    pub table: [AtomicU32; MAX_IND_TBL],
+    pub indirection_table: [AtomicU32; MAX_IND_TBL],
 }
 
 /// State of a memory region or memory window that peers read.
@@ -286,7 +286,7 @@ pub struct MrShared {
     /// One of `BACKING_*`.
     pub backing_kind: AtomicU32,
     /// File descriptor of the backing in the owner, or the id of the SysV segment.
-    pub backing_handle: AtomicU32,
+    pub backing_fd_or_sysv_id: AtomicU32,
     /// Inode of the backing file, by which a reused descriptor is detected.
     pub backing_inode: AtomicU64,
     /// Offset of the region's first byte in the backing.
@@ -311,7 +311,7 @@ pub const OBJECT_DESTROYED: u32 = u32::MAX;
 #[repr(C)]
 pub struct PdShared {
     /// Handle and use count.
-    pub object: ImportableObjectShared,
+    pub handle_and_use_count: ImportableObjectShared,
     /// Number of the device, from 0.
     pub device: AtomicU32,
     pad0: AtomicU32,
@@ -321,7 +321,7 @@ pub struct PdShared {
 #[repr(C)]
 pub struct DmShared {
     /// Handle and use count.
-    pub object: ImportableObjectShared,
+    pub handle_and_use_count: ImportableObjectShared,
     /// Descriptor of the sealed memfd in the home process.
     pub owner_fd: AtomicU32,
     pad0: AtomicU32,
@@ -363,7 +363,7 @@ pub const BACKING_MEMFD: u32 = 1;
 pub const BACKING_SYSV: u32 = 2;
 /// Pages of a sealed memfd as large as an address space, each at the offset that equals its address in the
 /// owner. Peers map the region's pages through `/proc/PID/fd`.
-pub const BACKING_PAGES: u32 = 3;
+pub const BACKING_ADDRESS_SPACE_MEMFD: u32 = 3;
 /// No memory: written data is dropped, and reads return 0 (`ibv_alloc_null_mr(3)`).
 pub const BACKING_NULL: u32 = 4;
 
@@ -390,7 +390,7 @@ pub struct RingHeader {
     /// [`RING_MAGIC`], stored last by the sender.
     pub magic: AtomicU32,
     /// Number of slots of the ring: a power of two.
-    pub slots: AtomicU32,
+    pub slot_count: AtomicU32,
     /// Number of the sending queue pair.
     pub src_qpn: AtomicU32,
     /// Number of the receiving queue pair.
@@ -406,7 +406,7 @@ pub struct RingHeader {
     /// Incarnation of the receiving process.
     pub dest_incarnation: AtomicU64,
     /// Nonzero if the sender has deferred work requests, which may wait for room in the ring.
-    pub sender_has_deferred: AtomicU32,
+    pub sender_has_deferred_wrs: AtomicU32,
     pad0: [AtomicU32; 5],
     /// GRH of every message of this ring (UD).
     pub grh: [AtomicU64; 5],
@@ -418,7 +418,7 @@ pub struct RingHeader {
     /// Status with which the receiver rejected the record at `head`; 0 if no record was rejected.
     pub nak_status: AtomicU32,
     /// Nonzero if the receiver no longer uses the ring.
-    pub receiver_detached: AtomicU32,
+    pub is_receiver_detached: AtomicU32,
     /// Value that the receiver's engine stored in `consumer_head` last; 0 if it has not. If `consumer_head` has another
     /// value, a thread of the receiving program took the last records.
     pub head_stored_by_engine: AtomicU64,
@@ -438,13 +438,13 @@ pub const RING_WITHDRAWN: u32 = 2;
 pub const RING_MAGIC: u32 = u32::from_le_bytes(*b"RING");
 
 /// Bytes of a memory page.
-pub const PAGE: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 const fn table_end(offset: usize, bytes: usize) -> usize {
-    (offset + bytes).next_multiple_of(PAGE)
+    (offset + bytes).next_multiple_of(PAGE_BYTES)
 }
 
 /// Offset of the mailbox's slots in a segment.
-pub const MAILBOX_AT: usize = PAGE;
+pub const MAILBOX_AT: usize = PAGE_BYTES;
 /// Offset of the queue pairs.
 pub const QPS_AT: usize = table_end(MAILBOX_AT, MAILBOX_SLOTS * 8);
 /// Offset of the completion queues.
@@ -460,7 +460,10 @@ pub const SRQS_AT: usize = table_end(LOCKS_AT, ATOMIC_LOCKS * size_of::<RemoteAt
 /// Offset of the multicast attachments.
 pub const MCASTS_AT: usize = table_end(SRQS_AT, MAX_XRC_SRQS * size_of::<SrqShared>());
 /// Offset of the protection domains.
-pub const PDS_AT: usize = table_end(MCASTS_AT, MAX_MCASTS * size_of::<McastAttachmentShared>());
+pub const PDS_AT: usize = table_end(
+    MCASTS_AT,
+    MAX_MCAST_ATTACHMENTS * size_of::<McastAttachmentShared>(),
+);
 /// Offset of the device memories.
 pub const DMS_AT: usize = table_end(PDS_AT, MAX_PDS * size_of::<PdShared>());
 /// Offset of the imports.
@@ -472,14 +475,17 @@ pub const RSS_AT: usize = table_end(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>(
 /// Offset of the objects on lists.
 pub const LISTED_AT: usize = table_end(RSS_AT, MAX_RSS_CONFIGS * size_of::<RssShared>());
 /// Offset in a segment of the arena from which rings are allocated.
-pub const ARENA_AT: usize =
-    table_end(LISTED_AT, MAX_LISTED * size_of::<ListedObjectShared>()).next_multiple_of(1 << 20);
+pub const ARENA_AT: usize = table_end(
+    LISTED_AT,
+    MAX_LISTED_OBJECTS * size_of::<ListedObjectShared>(),
+)
+.next_multiple_of(1 << 20);
 /// Number of pages of a segment before the arena.
-const TABLE_PAGES: usize = ARENA_AT / PAGE;
+const TABLE_PAGES: usize = ARENA_AT / PAGE_BYTES;
 /// Bytes of a segment. The file is sparse: unused parts take no memory.
 pub const SEGMENT_BYTES: usize = 4 << 30;
 
-const _: () = assert!(size_of::<SegmentHeader>() <= PAGE && TABLE_PAGES.is_multiple_of(64));
+const _: () = assert!(size_of::<SegmentHeader>() <= PAGE_BYTES && TABLE_PAGES.is_multiple_of(64));
 const _: () = assert!(
     size_of::<QpShared>() == 128 && offset_of!(QpShared, requester_caused_event_plus_1) == 64
 );

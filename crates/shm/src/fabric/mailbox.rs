@@ -42,7 +42,7 @@ pub struct MailboxFull;
 
 impl Mailbox<'_> {
     /// Puts the notice `notice` (1 to 2^48 - 1) into the mailbox.
-    pub fn put(&self, notice: u64) -> Result<(), MailboxFull> {
+    pub fn put_notice(&self, notice: u64) -> Result<(), MailboxFull> {
         debug_assert!(notice != 0 && notice <= NOTICE_MASK);
         let n = self.slots.len() as u64;
         let mut pos = self.tail_hint.load(Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl Mailbox<'_> {
     }
 
     /// Returns the number of notices put so far; never fewer than the caller has put.
-    pub fn notices_put(&self) -> u64 {
+    pub fn put_notice_count(&self) -> u64 {
         self.tail_hint.load(Ordering::Acquire)
     }
 
@@ -171,7 +171,7 @@ mod tests {
         let owned = Owned::new(4);
         let mut pos = 0;
         for n in 1..100 {
-            owned.mailbox().put(n).unwrap();
+            owned.mailbox().put_notice(n).unwrap();
             // The producer died after it put its notice and before it advanced the hint `tail`.
             owned.tail.store(0, Ordering::Relaxed);
             assert_eq!(owned.mailbox().take_notice(&mut pos), Some(n));
@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn a_notice_that_was_taken_is_not_acknowledged_yet() {
         let owned = Owned::new(4);
-        owned.mailbox().put(7).unwrap();
-        let count = owned.mailbox().notices_put();
+        owned.mailbox().put_notice(7).unwrap();
+        let count = owned.mailbox().put_notice_count();
         let mut pos = 0;
         assert_eq!(owned.mailbox().take_notice(&mut pos), Some(7));
         assert!(!owned.mailbox().has_acknowledged_first(count));
@@ -200,12 +200,12 @@ mod tests {
     fn full_is_said() {
         let owned = Owned::new(4);
         for n in 1..=4 {
-            owned.mailbox().put(n).unwrap();
+            owned.mailbox().put_notice(n).unwrap();
         }
-        assert_eq!(owned.mailbox().put(5), Err(MailboxFull));
+        assert_eq!(owned.mailbox().put_notice(5), Err(MailboxFull));
         let mut pos = 0;
         assert_eq!(owned.mailbox().take_notice(&mut pos), Some(1));
         owned.mailbox().acknowledge(pos);
-        owned.mailbox().put(5).unwrap();
+        owned.mailbox().put_notice(5).unwrap();
     }
 }

@@ -16,16 +16,16 @@
 
 pub mod armed;
 mod census;
-pub mod channel;
+pub mod completion_channel;
 mod directory;
 mod error;
 mod folder;
 pub mod layout;
 pub mod mailbox;
-pub mod name;
-mod others;
+mod other_fabrics;
+pub mod own_pid_and_random;
 mod peer;
-pub mod process;
+pub mod process_id;
 pub mod ring;
 pub mod segment;
 
@@ -39,12 +39,14 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{FileType, Mode};
 
-use channel::{OwnCompletionChannel, PeerCompletionChannels, open_fifo};
-use directory::{DIRECTORY, find_free_slot, open_directory, remove_ended_processes};
+use completion_channel::{OwnCompletionChannel, PeerCompletionChannels, open_fifo};
+use directory::{
+    DIRECTORY_FILE_NAME, find_free_slot, open_or_create_directory, remove_ended_processes,
+};
 use error::io_error;
 use folder::{
-    SOCKETS_FOLDER_NAME, UnlistedFilesCleanup, make_and_lock_folder, make_folder, remove_channels,
-    remove_files, segment_path, wake_path,
+    SOCKETS_FOLDER_NAME, UnlistedFilesCleanup, make_and_lock_folder, make_folder,
+    remove_channel_fifos, remove_process_files, segment_path, wake_fifo_path,
 };
 use layout::*;
 use peer::open_pidfd;
@@ -55,15 +57,16 @@ use crate::lock::lock;
 use crate::process_memory::{ProcessMemory, allow_peer_access};
 
 pub use census::{
-    FabricProcess, KnownCompletionQueue, KnownContext, KnownDomain, KnownGroupMember,
-    KnownQueuePair, KnownRegion, KnownSharedReceiveQueue, list_fabric_processes,
+    FabricProcess, KnownCompletionQueue, KnownContext, KnownMulticastAttachment,
+    KnownProtectionDomain, KnownQueuePair, KnownRegion, KnownSharedReceiveQueue,
+    list_fabric_processes,
 };
 pub use error::FabricError;
 pub use folder::pid_namespace;
-pub use name::ProcessName;
-pub use others::{OtherFabric, other_fabrics};
+pub use other_fabrics::{OtherFabric, list_other_fabrics};
+pub use own_pid_and_random::random_nonzero;
 pub use peer::Peer;
-pub use process::random_nonzero;
+pub use process_id::FabricProcessId;
 
 /// This process's membership in a fabric.
 pub struct Fabric {
@@ -76,8 +79,8 @@ pub struct Fabric {
     pub this_process: Arc<Peer>,
     arena: Mutex<SegmentArena>,
     /// Number of completion channels that this process has made.
-    channels_made: AtomicU32,
-    peers: Mutex<HashMap<usize, Arc<Peer>>>,
+    made_channel_count: AtomicU32,
+    opened_peers_by_slot: Mutex<HashMap<usize, Arc<Peer>>>,
 }
 
 impl Fabric {
@@ -110,7 +113,7 @@ impl Fabric {
     ///
     /// # Errors
     /// Returns an error if the folder cannot be made.
-    pub fn sockets_dir(&self) -> io::Result<PathBuf> {
+    pub fn make_sockets_dir(&self) -> io::Result<PathBuf> {
         let dir = self.dir.join(SOCKETS_FOLDER_NAME);
         match fs::create_dir(&dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
@@ -121,37 +124,38 @@ impl Fabric {
     /// Joins the fabric in `dir`, after removing the entries and files of dead processes.
     pub fn join_fabric(dir: &Path) -> Result<Self, FabricError> {
         let held = make_and_lock_folder(dir)?;
-        let (file, directory) = open_directory(dir)?;
-        remove_ended_processes(dir, directory.get());
+        let (file, directory) = open_or_create_directory(dir)?;
+        remove_ended_processes(dir, directory.directory());
 
         let incarnation = random_nonzero();
-        let pid = process::own_pid();
+        let pid = own_pid_and_random::own_pid();
         // Without the start time peers would consider this process dead.
         let start_time = liveness::start_time_ticks(pid)
             .map_err(io_error(dir, "look at this process in /proc"))?
             .unwrap_or(0);
-        let (slot, entry) =
-            find_free_slot(directory.get()).ok_or_else(|| FabricError::NoFreeProcessSlot {
+        let (slot, entry) = find_free_slot(directory.directory()).ok_or_else(|| {
+            FabricError::NoFreeProcessSlot {
                 path: dir.to_owned(),
-            })?;
+            }
+        })?;
         let files = UnlistedFilesCleanup { dir, incarnation };
         let (segment_file, segment) = create_own_segment(dir, incarnation)?;
         let me = Arc::new(Peer {
             slot,
             incarnation,
             pid,
-            start_time,
+            start_time_ticks: start_time,
             segment,
             memory: ProcessMemory::new(pid).map(Arc::new),
             is_self: true,
-            dead: AtomicBool::new(false),
+            is_known_dead: AtomicBool::new(false),
             death_noticed_ns: AtomicU64::new(0),
-            wake_fifo: create_wake(dir, incarnation)?,
-            channels: PeerCompletionChannels::new(dir),
+            wake_fifo: create_wake_fifo(dir, incarnation)?,
+            completion_channels: PeerCompletionChannels::new(dir),
             pidfd: open_pidfd(pid).map_err(io_error(dir, "open a pidfd"))?,
         });
         entry.pid.store(pid, Ordering::Relaxed);
-        entry.start_time.store(start_time, Ordering::Relaxed);
+        entry.start_time_ticks.store(start_time, Ordering::Relaxed);
         entry.incarnation.store(incarnation, Ordering::Release);
         std::mem::forget(files);
         drop(held);
@@ -161,10 +165,10 @@ impl Fabric {
             directory,
             _directory_file: file,
             segment_file,
-            peers: Mutex::new(HashMap::from([(slot, Arc::clone(&me))])),
+            opened_peers_by_slot: Mutex::new(HashMap::from([(slot, Arc::clone(&me))])),
             this_process: me,
             arena: Mutex::new(SegmentArena::new()),
-            channels_made: AtomicU32::new(0),
+            made_channel_count: AtomicU32::new(0),
         })
     }
 
@@ -172,16 +176,16 @@ impl Fabric {
     ///
     /// Does nothing in a forked child of the member.
     pub fn leave(&self) {
-        if process::own_pid() != self.this_process.pid {
+        if own_pid_and_random::own_pid() != self.this_process.pid {
             return;
         }
         let Ok(_held) = make_and_lock_folder(&self.dir) else {
             return;
         };
-        let procs = &self.directory.get().procs;
-        remove_files(&self.dir, self.this_process.incarnation);
-        if self.channels_made.load(Ordering::Relaxed) != 0 {
-            remove_channels(&self.dir, self.this_process.incarnation);
+        let procs = &self.directory.directory().procs;
+        remove_process_files(&self.dir, self.this_process.incarnation);
+        if self.made_channel_count.load(Ordering::Relaxed) != 0 {
+            remove_channel_fifos(&self.dir, self.this_process.incarnation);
         }
         procs[self.this_process.slot]
             .incarnation
@@ -190,7 +194,7 @@ impl Fabric {
             .iter()
             .all(|e| e.incarnation.load(Ordering::Acquire) == 0)
         {
-            let _ = fs::remove_file(self.dir.join(DIRECTORY));
+            let _ = fs::remove_file(self.dir.join(DIRECTORY_FILE_NAME));
             let _ = fs::remove_dir_all(self.dir.join(SOCKETS_FOLDER_NAME));
             let _ = fs::remove_file(self.dir.join("lock"));
             let _ = fs::remove_dir(&self.dir);
@@ -208,11 +212,11 @@ impl Fabric {
     /// # Errors
     /// Returns `EMFILE`, `ENFILE` or `ENOMEM` if this process lacks descriptors or memory to open the peer.
     pub fn peer_or_exhaustion_errno(&self, slot: usize) -> Result<Option<Arc<Peer>>, i32> {
-        let Some(entry) = self.directory.get().procs.get(slot) else {
+        let Some(entry) = self.directory.directory().procs.get(slot) else {
             return Ok(None);
         };
         let incarnation = entry.incarnation.load(Ordering::Acquire);
-        let mut peers = lock(&self.peers);
+        let mut peers = lock(&self.opened_peers_by_slot);
         if let Some(peer) = peers.get(&slot) {
             if peer.incarnation == incarnation && !peer.is_dead() {
                 return Ok(Some(Arc::clone(peer)));
@@ -228,7 +232,7 @@ impl Fabric {
             return Ok(None);
         }
         let pid = entry.pid.load(Ordering::Relaxed);
-        let start = entry.start_time.load(Ordering::Relaxed);
+        let start = entry.start_time_ticks.load(Ordering::Relaxed);
         match self.open_peer(slot, incarnation, pid, start) {
             Ok(peer) => {
                 let peer = Arc::new(peer);
@@ -244,11 +248,11 @@ impl Fabric {
         }
     }
 
-    /// Returns the process with the given [`ProcessName`], if that process is still alive.
+    /// Returns the process with the given [`FabricProcessId`], if that process is still alive.
     ///
     /// # Errors
     /// Returns the errors of [`peer_or_exhaustion_errno`](Self::peer_or_exhaustion_errno).
-    pub fn live_peer_by_name(&self, name: ProcessName) -> Result<Option<Arc<Peer>>, i32> {
+    pub fn live_peer_by_id(&self, name: FabricProcessId) -> Result<Option<Arc<Peer>>, i32> {
         let peer = self.peer_or_exhaustion_errno(name.slot)?;
         Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.kernel_says_ended()))
     }
@@ -278,21 +282,21 @@ impl Fabric {
             slot,
             incarnation,
             pid,
-            start_time: start,
+            start_time_ticks: start,
             segment,
             memory: ProcessMemory::new(pid).map(Arc::new),
             is_self: false,
-            dead: AtomicBool::new(false),
+            is_known_dead: AtomicBool::new(false),
             death_noticed_ns: AtomicU64::new(0),
-            wake_fifo: open_fifo(&wake_path(&self.dir, incarnation))?,
-            channels: PeerCompletionChannels::new(&self.dir),
+            wake_fifo: open_fifo(&wake_fifo_path(&self.dir, incarnation))?,
+            completion_channels: PeerCompletionChannels::new(&self.dir),
             pidfd,
         })
     }
 
     /// Returns all peers that this process has opened so far, except itself.
     pub fn opened_peers(&self) -> Vec<Arc<Peer>> {
-        lock(&self.peers)
+        lock(&self.opened_peers_by_slot)
             .values()
             .filter(|p| !p.is_self)
             .cloned()
@@ -309,7 +313,7 @@ impl Fabric {
     /// # Errors
     /// Returns an error if the fabric's folder has no space or no descriptors are left.
     pub fn make_channel(&self) -> io::Result<OwnCompletionChannel> {
-        let number = self.channels_made.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = self.made_channel_count.fetch_add(1, Ordering::Relaxed) + 1;
         OwnCompletionChannel::create(
             &self.dir,
             self.this_process.incarnation,
@@ -320,12 +324,12 @@ impl Fabric {
 
     /// Returns the counter of changes of the flows of all processes.
     pub fn flow_change_count(&self) -> &AtomicU64 {
-        &self.directory.get().flow_change_count
+        &self.directory.directory().flow_change_count
     }
 
     /// Drops a peer that has ended from the table of opened peers.
     pub fn forget_ended_peer(&self, peer: &Peer) {
-        let mut peers = lock(&self.peers);
+        let mut peers = lock(&self.opened_peers_by_slot);
         if peers
             .get(&peer.slot)
             .is_some_and(|p| p.incarnation == peer.incarnation)
@@ -335,12 +339,12 @@ impl Fabric {
     }
 
     /// Allocates `bytes` zeroed bytes of shared memory from this process's arena, and returns their offset.
-    pub fn alloc(&self, bytes: usize) -> io::Result<usize> {
+    pub fn alloc_in_segment(&self, bytes: usize) -> io::Result<usize> {
         lock(&self.arena).alloc(&self.this_process.segment, &self.segment_file, bytes)
     }
 
     /// Returns a range to the arena.
-    pub fn free(&self, offset: usize, bytes: usize) {
+    pub fn free_in_segment(&self, offset: usize, bytes: usize) {
         lock(&self.arena).free(offset, bytes);
     }
 
@@ -380,8 +384,8 @@ fn create_own_segment(dir: &Path, incarnation: u64) -> Result<(File, Segment), F
 }
 
 /// Creates and opens the wake FIFO of this process.
-fn create_wake(dir: &Path, incarnation: u64) -> Result<File, FabricError> {
-    let path = wake_path(dir, incarnation);
+fn create_wake_fifo(dir: &Path, incarnation: u64) -> Result<File, FabricError> {
+    let path = wake_fifo_path(dir, incarnation);
     let mode = Mode::RUSR | Mode::WUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, mode, 0)
         .map_err(|e| io_error(dir, "create the wake FIFO")(e.into()))?;

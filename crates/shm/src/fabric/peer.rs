@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::channel::{PeerCompletionChannel, PeerCompletionChannels};
-use super::name::ProcessName;
+use super::completion_channel::{PeerCompletionChannel, PeerCompletionChannels};
+use super::process_id::FabricProcessId;
 use super::segment::Segment;
 use crate::process_memory::ProcessMemory;
 
@@ -25,19 +25,19 @@ pub struct Peer {
     pub incarnation: u64,
     /// Process id.
     pub pid: u64,
-    pub(super) start_time: u64,
+    pub(super) start_time_ticks: u64,
     /// Segment of the process, mapped in this process.
     pub segment: Segment,
     /// Memory of the process, for access without a mapping; `None` if its pid is not valid.
     pub(crate) memory: Option<Arc<ProcessMemory>>,
     /// True if the peer is this process itself.
     pub is_self: bool,
-    pub(super) dead: AtomicBool,
+    pub(super) is_known_dead: AtomicBool,
     /// Time at which this process noticed the peer's death, in nanoseconds; 0 while the peer is
     /// alive.
     pub(super) death_noticed_ns: AtomicU64,
     pub(super) wake_fifo: File,
-    pub(super) channels: PeerCompletionChannels,
+    pub(super) completion_channels: PeerCompletionChannels,
     /// Becomes readable when the process ends. `None` if the system has no pidfds (Linux before 5.3, programs
     /// under valgrind, seccomp filters).
     pub pidfd: Option<OwnedFd>,
@@ -45,8 +45,8 @@ pub struct Peer {
 
 impl Peer {
     /// Returns the name, which distinguishes the process from every earlier and later process of the fabric.
-    pub fn name(&self) -> ProcessName {
-        ProcessName {
+    pub fn fabric_process_id(&self) -> FabricProcessId {
+        FabricProcessId {
             device: 0,
             slot: self.slot,
             incarnation: self.incarnation,
@@ -56,7 +56,7 @@ impl Peer {
     /// Returns true if the process is known to have ended.
     #[inline]
     pub fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
+        self.is_known_dead.load(Ordering::Acquire)
     }
 
     /// Returns true if the process has ended or is exiting. The function asks the kernel, because
@@ -67,7 +67,7 @@ impl Peer {
         if self.is_self {
             return false;
         }
-        if !self.is_dead() && !liveness::is_alive(self.pid, self.start_time) {
+        if !self.is_dead() && !liveness::is_alive(self.pid, self.start_time_ticks) {
             self.mark_dead();
         }
         self.is_dead()
@@ -91,11 +91,11 @@ impl Peer {
         let _ =
             self.death_noticed_ns
                 .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
-        self.dead.store(true, Ordering::Release);
+        self.is_known_dead.store(true, Ordering::Release);
     }
 
     /// Returns this process's wake FIFO, for its engine to wait on.
-    pub fn wake_fd(&self) -> &File {
+    pub fn wake_fifo(&self) -> &File {
         &self.wake_fifo
     }
 
@@ -106,8 +106,9 @@ impl Peer {
     }
 
     /// Returns the peer's completion channel `number`; `None` if this process cannot open it.
-    pub fn channel(&self, number: u32) -> Option<PeerCompletionChannel> {
-        self.channels.get(self.incarnation, number)
+    pub fn open_completion_channel(&self, number: u32) -> Option<PeerCompletionChannel> {
+        self.completion_channels
+            .get_or_open(self.incarnation, number)
     }
 
     /// Wakes the peer's engine.

@@ -51,7 +51,7 @@ pub const SLOT_BYTES: usize = 16;
 /// Number of slots in a cache line.
 const SLOTS_PER_LINE: u64 = 4;
 /// Number of cache lines that a producer claims ahead when it publishes records one by one.
-const CLAIM_LINES: u64 = 8;
+const CLAIMED_AHEAD_LINES: u64 = 8;
 
 /// `kind` of a wrap record, which fills the ring up to its end. The next record then starts at slot
 /// 0.
@@ -77,7 +77,7 @@ pub struct RecordHeader {
 
 impl RecordHeader {
     #[inline(always)]
-    fn words(self, slots: u16) -> (u64, u64) {
+    fn to_words(self, slots: u16) -> (u64, u64) {
         (
             u64::from(self.kind)
                 | u64::from(self.flags) << 8
@@ -113,8 +113,8 @@ pub struct InvalidRingValue;
 #[derive(Clone, Copy)]
 pub struct RingMemory {
     words: *const AtomicU64,
-    head: *const AtomicU64,
-    slots: u64,
+    consumer_head: *const AtomicU64,
+    slot_count: u64,
 }
 
 impl RingMemory {
@@ -125,12 +125,16 @@ impl RingMemory {
     /// consumer made from this value lives. Other processes access them only atomically.
     pub unsafe fn new(words: *const AtomicU64, head: *const AtomicU64, slots: u64) -> Self {
         assert!(slots.is_power_of_two() && (16..=32768).contains(&slots));
-        Self { words, head, slots }
+        Self {
+            words,
+            consumer_head: head,
+            slot_count: slots,
+        }
     }
 
     #[inline(always)]
-    fn word(&self, pos: u64, i: usize) -> &AtomicU64 {
-        let index = 2 * (pos & (self.slots - 1)) as usize + i;
+    fn atomic_word_of_slot(&self, pos: u64, i: usize) -> &AtomicU64 {
+        let index = 2 * (pos & (self.slot_count - 1)) as usize + i;
         // SAFETY: `pos & (slots - 1)` is below `slots`, and `i` is 0 or 1, so the index is below `2 * slots`
         // (contract of `new`).
         unsafe { &*self.words.add(index) }
@@ -139,7 +143,11 @@ impl RingMemory {
     /// Returns the lap bit of a header's first word for the lap of `pos`.
     #[inline(always)]
     fn lap_bit_at(&self, pos: u64) -> u64 {
-        if pos & self.slots == 0 { 0 } else { LAP_BIT }
+        if pos & self.slot_count == 0 {
+            0
+        } else {
+            LAP_BIT
+        }
     }
 
     /// Returns the header word without its lap bit; `None` if `word` is not the header of a record
@@ -151,21 +159,21 @@ impl RingMemory {
     }
 
     #[inline]
-    fn head(&self) -> &AtomicU64 {
+    fn consumer_head(&self) -> &AtomicU64 {
         // SAFETY: contract of `new`.
-        unsafe { &*self.head }
+        unsafe { &*self.consumer_head }
     }
 }
 
 /// Returns the number of slots of a record with `payload` bytes.
 #[inline(always)]
-pub const fn record_slots(payload: usize) -> u64 {
+pub const fn slots_for_payload(payload: usize) -> u64 {
     1 + (payload.div_ceil(SLOT_BYTES)) as u64
 }
 
 /// One lap of a ring, in which positions need no mask.
 #[derive(Clone, Copy)]
-struct RingLap {
+struct LapSlots {
     /// Address that slot 0 would have if earlier laps lay before this lap in memory, so that no
     /// position needs a mask.
     slot_0_address: *const AtomicU64,
@@ -173,11 +181,11 @@ struct RingLap {
     lap_bit: u64,
 }
 
-impl RingLap {
+impl LapSlots {
     /// Returns the lap that contains `pos`.
     #[inline(always)]
-    fn of(ring: &RingMemory, pos: u64) -> Self {
-        let begin = pos & !(ring.slots - 1);
+    fn containing(ring: &RingMemory, pos: u64) -> Self {
+        let begin = pos & !(ring.slot_count - 1);
         Self {
             slot_0_address: ring.words.wrapping_sub(2 * begin as usize),
             lap_bit: ring.lap_bit_at(pos),
@@ -189,7 +197,7 @@ impl RingLap {
     /// # Safety
     /// `pos` is in this lap of the ring, which is mapped, and `i` is 0 or 1.
     #[inline(always)]
-    unsafe fn word<'a>(self, pos: u64, i: usize) -> &'a AtomicU64 {
+    unsafe fn atomic_word_of_slot<'a>(self, pos: u64, i: usize) -> &'a AtomicU64 {
         // SAFETY: contract of this function.
         unsafe { &*self.slot_address(pos).wrapping_add(i) }
     }
@@ -212,9 +220,9 @@ impl<'a> Payload<'a> {
     /// Returns the payload of `len` bytes that starts at slot `pos`; the bytes must not pass the
     /// ring's end.
     #[inline(always)]
-    fn of_ring(ring: &'a RingMemory, pos: u64, len: usize) -> Self {
+    fn at_slot(ring: &'a RingMemory, pos: u64, len: usize) -> Self {
         Self {
-            first_word: ring.word(pos, 0),
+            first_word: ring.atomic_word_of_slot(pos, 0),
             len,
             ring: PhantomData,
         }
@@ -239,20 +247,20 @@ impl<'a> Payload<'a> {
 
     /// Stores payload word `i`.
     #[cfg(any(test, loom))]
-    pub fn set_word(&self, i: usize, value: u64) {
-        self.word_at(i).store(value, Ordering::Relaxed);
+    pub fn store_word(&self, i: usize, value: u64) {
+        self.atomic_word(i).store(value, Ordering::Relaxed);
     }
 
     /// Loads payload word `i`.
     #[cfg(any(test, loom))]
-    pub fn word(&self, i: usize) -> u64 {
-        self.word_at(i).load(Ordering::Relaxed)
+    pub fn load_word(&self, i: usize) -> u64 {
+        self.atomic_word(i).load(Ordering::Relaxed)
     }
 
     #[cfg(any(test, loom))]
-    fn word_at(&self, i: usize) -> &AtomicU64 {
+    fn atomic_word(&self, i: usize) -> &AtomicU64 {
         assert!(i * 8 < self.len);
-        // SAFETY: a record's words are contiguous (`of_ring`), and the assertion keeps `i` among them.
+        // SAFETY: a record's words are contiguous (`at_slot`), and the assertion keeps `i` among them.
         unsafe { &*self.first_word.add(i) }
     }
 }
@@ -263,13 +271,13 @@ pub struct RingRecord<'a> {
     pub header: RecordHeader,
     /// Space behind the header in bytes: a multiple of 16, and at least as long as the payload.
     pub payload: Payload<'a>,
-    slots: u64,
+    slot_count: u64,
 }
 
 impl<'a> RingRecord<'a> {
     /// Returns a record that did not come through a ring; `payload` is its payload.
     #[must_use]
-    pub fn of_bytes(header: RecordHeader, payload: &'a mut [u8]) -> Self {
+    pub fn from_header_and_bytes(header: RecordHeader, payload: &'a mut [u8]) -> Self {
         Self {
             header,
             payload: Payload {
@@ -277,15 +285,15 @@ impl<'a> RingRecord<'a> {
                 len: payload.len(),
                 ring: PhantomData,
             },
-            slots: 0,
+            slot_count: 0,
         }
     }
 
     /// Returns the number of slots of this record, which the caller passes to
     /// [`Consumer::advance`].
     #[inline]
-    pub fn slots(&self) -> u64 {
-        self.slots
+    pub fn slot_count(&self) -> u64 {
+        self.slot_count
     }
 }
 
@@ -313,7 +321,7 @@ pub fn fuzz(bytes: &[u8]) {
         let Ok(Some(record)) = consumer.peek() else {
             break;
         };
-        let slots = record.slots();
+        let slots = record.slot_count();
         assert_eq!(record.payload.len() as u64, (slots - 1) * SLOT_BYTES as u64);
         let bytes = record.payload.first_word.addr() - words.as_ptr().addr();
         assert!((bytes / SLOT_BYTES) as u64 + slots - 1 <= SLOTS);
@@ -331,12 +339,12 @@ pub fn fuzz(bytes: &[u8]) {
                     },
                     40,
                 );
-                producer.publish();
+                producer.publish_postlist();
             }
             Ok(false) => break,
             Err(InvalidRingValue) => return,
         }
-        assert!(producer.accepted_head() <= producer.write_position());
+        assert!(producer.accepted_consumer_head() <= producer.write_position());
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mpro
 use super::layout::*;
 use super::mailbox::{MAILBOX_SLOTS, Mailbox};
 use super::ring::{RingMemory, SLOT_BYTES};
-use crate::file_len::set_file_len;
+use crate::set_file_len::set_file_len;
 
 /// A shared mapping of a file, unmapped when dropped.
 pub struct FileMapping {
@@ -93,7 +93,7 @@ impl DirectoryMap {
     }
 
     /// Returns the directory itself.
-    pub fn get(&self) -> &Directory {
+    pub fn directory(&self) -> &Directory {
         // SAFETY: the mapping has `BYTES` bytes and is page-aligned; `Directory` is made of atomics, so any
         // content is valid and other processes may write at any time.
         unsafe { &*self.0.as_ptr().cast::<Directory>() }
@@ -105,16 +105,16 @@ pub struct AtomicPage(FileMapping);
 
 impl AtomicPage {
     /// Bytes of the page.
-    pub const BYTES: usize = PAGE;
+    pub const BYTES: usize = PAGE_BYTES;
 
     /// Maps the first page of a file, which has memory: accessing a hole is a SIGBUS if the file system is full.
     pub fn new(file: &File) -> std::io::Result<Self> {
-        Ok(Self(FileMapping::new(file, PAGE)?))
+        Ok(Self(FileMapping::new(file, PAGE_BYTES)?))
     }
 
     /// Returns word `index` of the page, modulo their number.
-    pub fn word(&self, index: usize) -> &AtomicU64 {
-        let index = index % (PAGE / size_of::<AtomicU64>());
+    pub fn atomic_word(&self, index: usize) -> &AtomicU64 {
+        let index = index % (PAGE_BYTES / size_of::<AtomicU64>());
         // SAFETY: the mapping has a page and is page-aligned; any content is a valid word, and the reference does not
         // outlive the mapping.
         unsafe { &*self.0.as_ptr().cast::<AtomicU64>().add(index) }
@@ -126,7 +126,7 @@ impl AtomicPage {
 /// Most of a segment is never used, and its unused part is inaccessible. Valgrind's leak check reads all
 /// readable memory, and reading 4 GiB of a shared-memory file would allocate all of it.
 pub struct Segment {
-    map: FileMapping,
+    mapping: FileMapping,
     /// Number of accessible bytes from the start of the segment; at least the tables are
     /// accessible.
     usable_bytes: AtomicUsize,
@@ -145,7 +145,7 @@ macro_rules! table {
             }
             // SAFETY: the table lies before the arena (asserted in `layout`), where all bytes are accessible.
             // The table is aligned because tables start on pages, and its elements are atomics.
-            Some(unsafe { &*self.map.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
+            Some(unsafe { &*self.mapping.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
         }
 
         /// Returns the same entry for an untrusted index; `None` if the entry was never in use.
@@ -195,7 +195,7 @@ impl Segment {
     /// Returns the words and bits of `backed` for the pages of the `len` bytes at offset `at`.
     fn backing_bits(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let backed = &self.header().backed_pages;
-        (at / PAGE..(at + len).div_ceil(PAGE))
+        (at / PAGE_BYTES..(at + len).div_ceil(PAGE_BYTES))
             .filter_map(move |page| Some((backed.get(page / 64)?, 1 << (page % 64))))
     }
 
@@ -215,7 +215,7 @@ impl Segment {
 
     fn map(file: &File) -> std::io::Result<Self> {
         let segment = Self {
-            map: FileMapping::map_with_protection(file, 0, SEGMENT_BYTES, ProtFlags::empty())?,
+            mapping: FileMapping::map_with_protection(file, 0, SEGMENT_BYTES, ProtFlags::empty())?,
             usable_bytes: AtomicUsize::new(0),
         };
         segment.make_usable_until(ARENA_AT)?;
@@ -239,10 +239,10 @@ impl Segment {
         const MPROTECT_STEP_BYTES: usize = 4 << 20;
         let end = end
             .next_multiple_of(MPROTECT_STEP_BYTES)
-            .min(self.map.len());
+            .min(self.mapping.len());
         let prot = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the call only makes more of this process's own mapping accessible.
-        unsafe { mprotect(self.map.as_ptr().cast(), end, prot)? };
+        unsafe { mprotect(self.mapping.as_ptr().cast(), end, prot)? };
         self.usable_bytes.fetch_max(end, Ordering::Relaxed);
         Ok(())
     }
@@ -259,7 +259,7 @@ impl Segment {
     #[inline]
     pub fn header(&self) -> &SegmentHeader {
         // SAFETY: the segment starts with its header, which is made of atomics.
-        unsafe { &*self.map.as_ptr().cast::<SegmentHeader>() }
+        unsafe { &*self.mapping.as_ptr().cast::<SegmentHeader>() }
     }
 
     table!(
@@ -280,7 +280,7 @@ impl Segment {
     );
     table!(
         /// Returns multicast attachment `index`.
-        mcast, find_mcast, McastAttachmentShared, MCASTS_AT, MAX_MCASTS
+        mcast, find_mcast, McastAttachmentShared, MCASTS_AT, MAX_MCAST_ATTACHMENTS
     );
     table!(
         /// Returns protection domain `index`.
@@ -304,7 +304,7 @@ impl Segment {
     );
     table!(
         /// Returns object `index` of those on lists.
-        listed, find_listed, ListedObjectShared, LISTED_AT, MAX_LISTED
+        listed, find_listed, ListedObjectShared, LISTED_AT, MAX_LISTED_OBJECTS
     );
     table!(
         /// Returns hazard slot `index`.
@@ -326,9 +326,9 @@ impl Segment {
             size_of::<QpShared>(),
         );
         if !self.is_backed(at, len) {
-            let page = self.map.as_ptr().wrapping_add(at & !(PAGE - 1));
+            let page = self.mapping.as_ptr().wrapping_add(at & !(PAGE_BYTES - 1));
             // SAFETY: faults in a page of the mapping, and changes nothing in it.
-            match unsafe { madvise(page.cast(), PAGE, Advice::LinuxPopulateWrite) } {
+            match unsafe { madvise(page.cast(), PAGE_BYTES, Advice::LinuxPopulateWrite) } {
                 Ok(()) => self.set_backed(at, len),
                 // Linux before 5.14 does not know `MADV_POPULATE_WRITE`.
                 Err(rustix::io::Errno::INVAL) => {}
@@ -357,7 +357,7 @@ impl Segment {
         // SAFETY: the slots lie in the mapping between `MAILBOX_AT` and `QPS_AT`, aligned, and are atomics.
         let slots = unsafe {
             std::slice::from_raw_parts(
-                self.map.as_ptr().add(MAILBOX_AT).cast::<AtomicU64>(),
+                self.mapping.as_ptr().add(MAILBOX_AT).cast::<AtomicU64>(),
                 MAILBOX_SLOTS,
             )
         };
@@ -380,7 +380,7 @@ impl Segment {
             .ok()?;
         // SAFETY: the header lies in the accessible part of the mapping, is aligned to 64 bytes, and is made
         // of atomics.
-        Some(unsafe { &*self.map.as_ptr().add(offset).cast::<RingHeader>() })
+        Some(unsafe { &*self.mapping.as_ptr().add(offset).cast::<RingHeader>() })
     }
 
     /// Returns the ring at `offset` with `slots` slots; `None` if no such ring can lie there.
@@ -400,7 +400,7 @@ impl Segment {
         // the segment mapped.
         Some(unsafe {
             RingMemory::new(
-                self.map.as_ptr().add(first).cast::<AtomicU64>(),
+                self.mapping.as_ptr().add(first).cast::<AtomicU64>(),
                 &raw const header.consumer_head,
                 u64::from(slots),
             )
@@ -408,21 +408,21 @@ impl Segment {
     }
 
     /// Fills `len` bytes at `offset` with zeros; the range lies in the arena.
-    pub fn zero(&self, offset: usize, len: usize) -> std::io::Result<()> {
+    pub fn fill_with_zeros(&self, offset: usize, len: usize) -> std::io::Result<()> {
         assert!(offset >= ARENA_AT && offset + len <= SEGMENT_BYTES);
         self.make_usable_until(offset + len)?;
         // SAFETY: the range is mapped and accessible. The owner has just taken it from its free list, so no
         // correct peer uses it. An incorrect peer races on bytes that have no invalid value.
-        unsafe { self.map.as_ptr().add(offset).write_bytes(0, len) };
+        unsafe { self.mapping.as_ptr().add(offset).write_bytes(0, len) };
         Ok(())
     }
 }
 
 /// Allocator of the arena in this process's segment.
 pub struct SegmentArena {
-    next: usize,
+    next_offset: usize,
     reserved_end: usize,
-    free_by_size: std::collections::BTreeMap<usize, Vec<usize>>,
+    free_offsets_by_size: std::collections::BTreeMap<usize, Vec<usize>>,
 }
 
 impl SegmentArena {
@@ -430,9 +430,9 @@ impl SegmentArena {
     #[allow(clippy::new_without_default)] // an arena belongs to one segment; a default value would have no meaning
     pub fn new() -> Self {
         Self {
-            next: ARENA_AT,
+            next_offset: ARENA_AT,
             reserved_end: ARENA_AT,
-            free_by_size: std::collections::BTreeMap::new(),
+            free_offsets_by_size: std::collections::BTreeMap::new(),
         }
     }
 
@@ -449,11 +449,11 @@ impl SegmentArena {
     ) -> std::io::Result<usize> {
         const RESERVE_STEP_BYTES: usize = 1 << 20;
         let bytes = Self::round_to_alignment(bytes);
-        if let Some(offset) = self.free_by_size.get_mut(&bytes).and_then(Vec::pop) {
-            segment.zero(offset, bytes)?;
+        if let Some(offset) = self.free_offsets_by_size.get_mut(&bytes).and_then(Vec::pop) {
+            segment.fill_with_zeros(offset, bytes)?;
             return Ok(offset);
         }
-        let end = self.next + bytes;
+        let end = self.next_offset + bytes;
         if end > SEGMENT_BYTES {
             return Err(std::io::ErrorKind::OutOfMemory.into());
         }
@@ -462,14 +462,14 @@ impl SegmentArena {
             allocate_file_blocks(file, self.reserved_end, until - self.reserved_end)?;
             self.reserved_end = until;
         }
-        let offset = self.next;
-        self.next = end;
+        let offset = self.next_offset;
+        self.next_offset = end;
         Ok(offset)
     }
 
     /// Frees a range.
     pub fn free(&mut self, offset: usize, bytes: usize) {
-        self.free_by_size
+        self.free_offsets_by_size
             .entry(Self::round_to_alignment(bytes))
             .or_default()
             .push(offset);

@@ -59,7 +59,7 @@ fn a_file_in_the_folders_place_is_refused() {
 fn an_older_directory_that_nobody_uses_is_replaced() {
     let (_tmp, dir) = folder();
     let a = Fabric::join_fabric(&dir).unwrap();
-    a.directory.get().version.store(0, Ordering::Relaxed);
+    a.directory.directory().version.store(0, Ordering::Relaxed);
     let e = Fabric::join_fabric(&dir).map(|_| ()).unwrap_err();
     assert!(e.to_string().contains("different version"), "{e}");
     drop(a);
@@ -84,17 +84,19 @@ fn what_the_dead_left_is_removed_by_the_next_to_come() {
     let (_tmp, dir) = folder();
     let a = Fabric::join_fabric(&dir).unwrap();
     // The entry of a process that has ended: this pid with another start time.
-    let entry = &a.directory.get().procs[77];
-    entry.pid.store(process::own_pid(), Ordering::Relaxed);
-    entry.start_time.store(1, Ordering::Relaxed);
+    let entry = &a.directory.directory().procs[77];
+    entry
+        .pid
+        .store(own_pid_and_random::own_pid(), Ordering::Relaxed);
+    entry.start_time_ticks.store(1, Ordering::Relaxed);
     entry.incarnation.store(0x1234, Ordering::Relaxed);
     fs::write(segment_path(&dir, 0x1234), "old").unwrap();
-    fs::write(wake_path(&dir, 0x9999), "killed while joining").unwrap();
-    fs::write(folder::channel_path(&dir, 0x1234, 5), "old").unwrap();
+    fs::write(wake_fifo_path(&dir, 0x9999), "killed while joining").unwrap();
+    fs::write(folder::channel_fifo_path(&dir, 0x1234, 5), "old").unwrap();
     let b = Fabric::join_fabric(&dir).unwrap();
     assert!(!segment_path(&dir, 0x1234).exists());
-    assert!(!wake_path(&dir, 0x9999).exists());
-    assert!(!folder::channel_path(&dir, 0x1234, 5).exists());
+    assert!(!wake_fifo_path(&dir, 0x9999).exists());
+    assert!(!folder::channel_fifo_path(&dir, 0x1234, 5).exists());
     assert_eq!(entry.incarnation.load(Ordering::Relaxed), 0);
     a.leave();
     b.leave();
@@ -123,7 +125,11 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     let (one, other) = (a.make_channel().unwrap(), a.make_channel().unwrap());
     assert_ne!(one.number(), other.number());
     let seen = b.peer(a.this_process.slot).unwrap();
-    assert!(seen.channel(one.number()).unwrap().write_token(3));
+    assert!(
+        seen.open_completion_channel(one.number())
+            .unwrap()
+            .write_token(3)
+    );
     assert!(one.put_token(4));
     assert_eq!((one.token_count(), other.token_count()), (2, 0));
     assert_eq!(
@@ -134,10 +140,12 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
         ],
         [Some(3), Some(4), None]
     );
-    assert!(seen.channel(0).is_none() && seen.channel(77).is_none());
+    assert!(
+        seen.open_completion_channel(0).is_none() && seen.open_completion_channel(77).is_none()
+    );
 
     // The FIFO is full: a further write returns false and does not block.
-    let bell = seen.channel(one.number()).unwrap();
+    let bell = seen.open_completion_channel(one.number()).unwrap();
     let room = (0..1 << 20).find(|_| !bell.write_token(9)).unwrap();
     assert!(!one.put_token(9));
     assert_eq!(one.token_count(), room);
@@ -159,11 +167,11 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
 fn a_file_in_the_place_of_a_channel_gets_no_token() {
     let (_tmp, dir) = folder();
     let a = Fabric::join_fabric(&dir).unwrap();
-    let path = folder::channel_path(&dir, a.this_process.incarnation, 1);
+    let path = folder::channel_fifo_path(&dir, a.this_process.incarnation, 1);
     fs::write(&path, "").unwrap();
-    assert!(a.this_process.channel(1).is_none());
+    assert!(a.this_process.open_completion_channel(1).is_none());
     assert_eq!(fs::read(&path).unwrap(), b"");
-    a.channels_made.store(1, Ordering::Relaxed);
+    a.made_channel_count.store(1, Ordering::Relaxed);
     a.leave();
     assert!(!dir.exists());
 }

@@ -4,8 +4,10 @@ use std::sync::atomic::Ordering;
 
 use nic_core::rights::OwningPdOrQp;
 
-use super::entry::{find_slot_of_key, invalidate, key_of_generation_and_key, prefix, publish_key};
 use super::hazards::wait_until_unpinned;
+use super::key_slots::{
+    find_slot_of_key, key_of_generation_and_key, key_prefix, publish_key, remove_window_key,
+};
 use super::table::{KeyTable, ProcessPrivateKeyTableState};
 use super::windows::{BindRequest, MemoryWindow, WindowId, WindowType};
 use crate::fabric::Fabric;
@@ -35,7 +37,7 @@ impl KeyTable {
                         bound_region_index: None,
                     };
                     table.windows.windows.insert(index, window);
-                    table.used_slots += 1;
+                    table.used_slot_count += 1;
                     return Ok((WindowId(index), key));
                 }
                 Err(libc::EEXIST) => {}
@@ -54,21 +56,21 @@ impl KeyTable {
             .get(&index)
             .is_some_and(|w| w.bound_region_index.is_some());
         if bound && let Some(mr) = fabric.this_process.segment.mr(index) {
-            invalidate(mr);
+            remove_window_key(mr);
             // The table stays locked: the region must not be deregistered before its last access through the
             // window.
             wait_until_unpinned(fabric, &fabric.this_process, index);
         }
-        table.windows.set_bound(fabric, index, None);
+        table.windows.record_bound_region(fabric, index, None);
         table.windows.windows.remove(&index);
-        table.used_slots -= 1;
+        table.used_slot_count -= 1;
     }
 
     /// Binds a window for queue pair `qpn` in protection domain `pd`. A request without a region or with
     /// length 0 unbinds a window of type 1.
     ///
     /// Returns false if the request breaks a rule of IBTA vol. 1, 10.6.7.2: `IBV_WC_MW_BIND_ERR`.
-    pub fn bind(&self, fabric: &Fabric, (pd, qpn): (u32, u32), new: &BindRequest) -> bool {
+    pub fn bind_window(&self, fabric: &Fabric, (pd, qpn): (u32, u32), new: &BindRequest) -> bool {
         let mut table = self.lock_private_table();
         let WindowId(index) = new.window;
         let Some(window) = table.windows.windows.get(&index) else {
@@ -77,7 +79,7 @@ impl KeyTable {
         let Some(place) = fabric.this_process.segment.mr(index) else {
             return false;
         };
-        let key_fits = prefix(new.new_window_key) == prefix(window.current_or_last_key);
+        let key_fits = key_prefix(new.new_window_key) == key_prefix(window.current_or_last_key);
         let allowed = match window.window_type {
             WindowType::One => key_fits,
             // A window of type 2 must be invalidated before it is bound again, and is then bound under
@@ -96,7 +98,7 @@ impl KeyTable {
         let region = if unbind {
             None
         } else {
-            match bindable(fabric, &table, pd, new) {
+            match bindable_region(fabric, &table, pd, new) {
                 Some(region) => Some(region),
                 None => return false,
             }
@@ -106,18 +108,18 @@ impl KeyTable {
             WindowType::Two => OwningPdOrQp::window_type_2(qpn),
         };
         if window.bound_region_index.is_some() {
-            invalidate(place);
+            remove_window_key(place);
             wait_until_unpinned(fabric, &fabric.this_process, index);
         }
         table
             .windows
-            .set_bound(fabric, index, region.map(|(at, _)| at));
+            .record_bound_region(fabric, index, region.map(|(at, _)| at));
         // SYNC POINT B: another process that shares the domain may have deregistered the region.
         let gone = |mr: &MrShared| {
             key_of_generation_and_key(mr.generation_and_key.load(Ordering::SeqCst)) != new.mr_key
         };
         if region.is_some_and(|(_, mr)| gone(mr)) {
-            table.windows.set_bound(fabric, index, None);
+            table.windows.record_bound_region(fabric, index, None);
             return false;
         }
         if let Some(window) = table.windows.windows.get_mut(&index) {
@@ -143,15 +145,15 @@ impl KeyTable {
         if owner != OwningPdOrQp::window_type_2(qpn) || !table.windows.is_window_slot(index) {
             return false;
         }
-        invalidate(mr);
+        remove_window_key(mr);
         wait_until_unpinned(fabric, &fabric.this_process, index);
-        table.windows.set_bound(fabric, index, None);
+        table.windows.record_bound_region(fabric, index, None);
         true
     }
 }
 
 /// Returns the region of a bind request, if the window may be bound to it.
-fn bindable<'f>(
+fn bindable_region<'f>(
     fabric: &'f Fabric,
     table: &ProcessPrivateKeyTableState,
     pd: u32,
@@ -193,11 +195,13 @@ fn write_window_entry(place: &MrShared, mr: &MrShared, new: &BindRequest, owner:
     };
     let addr = if zero_based { 0 } else { new.addr };
     place.access.store(new.access, Ordering::Relaxed);
-    place.owner_pd_or_qp.store(owner.word(), Ordering::Relaxed);
+    place
+        .owner_pd_or_qp
+        .store(owner.to_word(), Ordering::Relaxed);
     place.iova.store(addr, Ordering::Relaxed);
     place.len.store(new.len, Ordering::Relaxed);
     copy(&place.backing_kind, &mr.backing_kind);
-    copy(&place.backing_handle, &mr.backing_handle);
+    copy(&place.backing_fd_or_sysv_id, &mr.backing_fd_or_sysv_id);
     let inode = mr.backing_inode.load(Ordering::Relaxed);
     place.backing_inode.store(inode, Ordering::Relaxed);
     let offset = mr.backing_offset.load(Ordering::Relaxed) + skipped;

@@ -11,23 +11,23 @@ use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
 
-use crate::barrier;
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
 use crate::lock::lock;
+use crate::membarrier;
 
 /// The hazard slots of this process.
 pub(super) struct Hazards {
     free_slots: Mutex<Vec<usize>>,
     /// True if `membarrier` is unavailable, so that every access needs a full fence.
-    fence_on_access: bool,
+    needs_fence_on_access: bool,
 }
 
 impl Hazards {
     pub(super) fn new() -> Self {
         Self {
             free_slots: Mutex::new((0..HAZARD_SLOTS).rev().collect()),
-            fence_on_access: !barrier::register_global_expedited(),
+            needs_fence_on_access: !membarrier::register_global_expedited(),
         }
     }
 
@@ -36,7 +36,7 @@ impl Hazards {
     /// Returns `None` if the region's entry is no longer `entry`, or if shared memory is full at the thread's
     /// first access to a region.
     #[inline(always)]
-    pub(super) fn pin(
+    pub(super) fn pin_region(
         &'static self,
         fabric: &'static Fabric,
         peer: &Peer,
@@ -45,7 +45,7 @@ impl Hazards {
     ) -> Option<RegionPin> {
         let hazard = match self.slot_of_this_thread() {
             Some(hazard) => hazard,
-            None => claim_slot(self, fabric)?,
+            None => claim_hazard_slot(self, fabric)?,
         };
         let [first, second] = &hazard.pinned_regions;
         let free = first.load(Ordering::Relaxed) == 0;
@@ -59,7 +59,7 @@ impl Hazards {
         CLAIM
             .get()
             .filter(|claim| std::ptr::eq(claim.hazards, self))
-            .map(|claim| claim.hazard)
+            .map(|claim| claim.hazard_slot)
     }
 
     /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
@@ -72,14 +72,16 @@ impl Hazards {
         entry: u64,
     ) -> Option<RegionPin> {
         debug_assert_eq!(hazard.load(Ordering::Relaxed), 0);
-        hazard.store(hazard_word(peer.slot, index), Ordering::Relaxed);
+        hazard.store(encode_hazard_word(peer.slot, index), Ordering::Relaxed);
         // SYNC POINT H
-        if self.fence_on_access {
+        if self.needs_fence_on_access {
             fence(Ordering::SeqCst);
         } else {
             compiler_fence(Ordering::SeqCst);
         }
-        let pin = RegionPin { hazard };
+        let pin = RegionPin {
+            hazard_word: hazard,
+        };
         let mr = peer.segment.mr(index)?;
         (mr.generation_and_key.load(Ordering::Acquire) == entry).then_some(pin)
     }
@@ -89,8 +91,8 @@ impl Hazards {
 /// invalid.
 pub(super) fn wait_until_unpinned(fabric: &Fabric, owner: &Peer, index: usize) {
     // SYNC POINT H
-    barrier::membarrier_all_processes();
-    let name = hazard_word(owner.slot, index);
+    membarrier::membarrier_all_processes();
+    let name = encode_hazard_word(owner.slot, index);
     for peer in fabric.live_processes() {
         let used = peer
             .segment
@@ -124,19 +126,19 @@ pub(super) fn wait_until_unpinned(fabric: &Fabric, owner: &Peer, index: usize) {
 }
 
 #[inline]
-fn hazard_word(slot: usize, index: usize) -> u64 {
+fn encode_hazard_word(slot: usize, index: usize) -> u64 {
     (slot as u64) << 32 | index as u64
 }
 
 /// A pin: the region stays registered while this value lives.
 pub struct RegionPin {
-    hazard: &'static AtomicU64,
+    hazard_word: &'static AtomicU64,
 }
 
 impl Drop for RegionPin {
     #[inline]
     fn drop(&mut self) {
-        self.hazard.store(0, Ordering::Release);
+        self.hazard_word.store(0, Ordering::Release);
     }
 }
 
@@ -144,7 +146,7 @@ impl Drop for RegionPin {
 #[derive(Clone, Copy)]
 struct HazardSlotClaim {
     hazards: &'static Hazards,
-    hazard: &'static HazardSlot,
+    hazard_slot: &'static HazardSlot,
 }
 
 thread_local! {
@@ -154,7 +156,10 @@ thread_local! {
 }
 
 #[cold]
-fn claim_slot(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static HazardSlot> {
+fn claim_hazard_slot(
+    hazards: &'static Hazards,
+    fabric: &'static Fabric,
+) -> Option<&'static HazardSlot> {
     let slot = loop {
         match lock(&hazards.free_slots).pop() {
             Some(slot) => break slot,
@@ -175,7 +180,10 @@ fn claim_slot(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'st
         .hazard_slots_end
         .fetch_max(slot as u64 + 1, Ordering::SeqCst);
     let hazard = fabric.this_process.segment.hazard(slot)?;
-    CLAIM.set(Some(HazardSlotClaim { hazards, hazard }));
+    CLAIM.set(Some(HazardSlotClaim {
+        hazards,
+        hazard_slot: hazard,
+    }));
     // A thread that uses verbs after its thread-local destructors have run never frees its hazard slot.
     let _ = RELEASE_AT_THREAD_EXIT.try_with(|release| release.slot.set(Some((hazards, slot))));
     Some(hazard)

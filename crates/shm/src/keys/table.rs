@@ -5,11 +5,11 @@ use std::sync::{Mutex, MutexGuard};
 
 use nic_core::rights::OwningPdOrQp;
 
-use super::entry::{
-    PROBES, find_slot_of_key, hash, key_of_generation_and_key, next_generation_and_key, prefix,
-    publish_key, remove_key,
-};
 use super::hazards::{Hazards, RegionPin, wait_until_unpinned};
+use super::key_slots::{
+    MAX_PROBED_SLOTS, find_slot_of_key, hash_of_key_prefix, key_of_generation_and_key, key_prefix,
+    next_generation_and_key, publish_key, remove_key,
+};
 use super::windows::{ACCESS_HAS_WINDOWS, MemoryWindows};
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
@@ -36,7 +36,7 @@ pub struct NewRegion<'a> {
 #[derive(Default)]
 pub(super) struct ProcessPrivateKeyTableState {
     /// Number of slots in use.
-    pub(super) used_slots: usize,
+    pub(super) used_slot_count: usize,
     pub(super) windows: MemoryWindows,
 }
 
@@ -104,16 +104,17 @@ impl KeyTable {
         mr.access.store(new.access, Ordering::Relaxed);
         mr.iova.store(new.iova, Ordering::Relaxed);
         mr.len.store(new.len, Ordering::Relaxed);
-        mr.owner_pd_or_qp.store(new.owner.word(), Ordering::Relaxed);
+        mr.owner_pd_or_qp
+            .store(new.owner.to_word(), Ordering::Relaxed);
         mr.backing_kind.store(new.backing.kind, Ordering::Relaxed);
-        mr.backing_handle
-            .store(new.backing.handle, Ordering::Relaxed);
+        mr.backing_fd_or_sysv_id
+            .store(new.backing.fd_or_sysv_id, Ordering::Relaxed);
         mr.backing_inode.store(new.backing.inode, Ordering::Relaxed);
         mr.backing_offset
             .store(new.backing.offset, Ordering::Relaxed);
         mr.owner_address.store(new.owner_address, Ordering::Relaxed);
         publish_key(mr, key);
-        table.used_slots += 1;
+        table.used_slot_count += 1;
         debug_assert!(!table.windows.is_window_slot(index));
         Ok(())
     }
@@ -129,16 +130,16 @@ impl KeyTable {
         table: &ProcessPrivateKeyTableState,
         key: u32,
     ) -> Result<(usize, &'f MrShared), i32> {
-        if table.used_slots >= MR_SLOTS / 2 {
+        if table.used_slot_count >= MR_SLOTS / 2 {
             return Err(libc::ENOMEM);
         }
         let me = &fabric.this_process.segment;
-        let start = hash(me.header().key_hash_secret.load(Ordering::Relaxed), key);
+        let start = hash_of_key_prefix(me.header().key_hash_secret.load(Ordering::Relaxed), key);
         // Reserve memory for the slots before reading them. If /dev/shm is full, reading a page
         // without memory raises SIGBUS.
         let begin = start % MR_SLOTS;
-        let wrapped = (begin + PROBES).saturating_sub(MR_SLOTS);
-        for (first, count) in [(begin, PROBES - wrapped), (0, wrapped)] {
+        let wrapped = (begin + MAX_PROBED_SLOTS).saturating_sub(MR_SLOTS);
+        for (first, count) in [(begin, MAX_PROBED_SLOTS - wrapped), (0, wrapped)] {
             if count > 0 {
                 let at = MRS_AT + first * size_of::<MrShared>();
                 fabric
@@ -147,7 +148,7 @@ impl KeyTable {
             }
         }
         let places = || {
-            (0..PROBES).filter_map(move |i| {
+            (0..MAX_PROBED_SLOTS).filter_map(move |i| {
                 let index = (start + i) % MR_SLOTS;
                 me.mr(index).map(|mr| (index, mr))
             })
@@ -157,9 +158,9 @@ impl KeyTable {
                 Some(window) => window,
                 None => key_of_generation_and_key(mr.generation_and_key.load(Ordering::Relaxed)),
             };
-            there != 0 && prefix(there) == prefix(key)
+            there != 0 && key_prefix(there) == key_prefix(key)
         };
-        if prefix(key) == 0 || places().any(taken) {
+        if key_prefix(key) == 0 || places().any(taken) {
             return Err(libc::EEXIST);
         }
         places()
@@ -178,15 +179,15 @@ impl KeyTable {
     pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
         let mut table = self.lock_private_table();
         let Some((index, mr)) = find_slot_of_key(&fabric.this_process, key) else {
-            // Another process has removed the key, but `used_slots` still counts the region's slot.
-            table.used_slots -= 1;
+            // Another process has removed the key, but `used_slot_count` still counts the region's slot.
+            table.used_slot_count -= 1;
             return Ok(false);
         };
         if table.windows.has_bound_windows(index) {
             return Err(libc::EBUSY);
         }
         let ours = remove_key(mr, key).is_some();
-        table.used_slots -= 1;
+        table.used_slot_count -= 1;
         drop(table);
         wait_until_unpinned(fabric, &fabric.this_process, index);
         signal_backing_release(&fabric.this_process, mr);
@@ -198,14 +199,14 @@ impl KeyTable {
     /// Returns `None` if the region's entry is no longer `entry`, or if shared memory is full at the thread's
     /// first access to a region.
     #[inline(always)]
-    pub fn pin(
+    pub fn pin_region(
         &'static self,
         fabric: &'static Fabric,
         peer: &Peer,
         index: usize,
         entry: u64,
     ) -> Option<RegionPin> {
-        self.hazards.pin(fabric, peer, index, entry)
+        self.hazards.pin_region(fabric, peer, index, entry)
     }
 
     /// Returns the calling thread's hazard slot, if the thread has claimed one.

@@ -73,7 +73,12 @@ impl MemoryWindows {
     }
 
     /// Records that the window at `index` is bound to `region`, or to none.
-    pub(super) fn set_bound(&mut self, fabric: &Fabric, index: usize, region: Option<usize>) {
+    pub(super) fn record_bound_region(
+        &mut self,
+        fabric: &Fabric,
+        index: usize,
+        region: Option<usize>,
+    ) {
         let Some(window) = self.windows.get_mut(&index) else {
             return;
         };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::fault::MemoryFault;
+use super::memory_fault::MemoryFault;
 
 /// A lock that survives the death of its holder. The lock word holds the holder's pid, and a
 /// waiting thread checks that this process still runs.

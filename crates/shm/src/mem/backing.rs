@@ -3,10 +3,10 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::areas::first_area_if_mapped;
-use super::share::PrivateRegion;
-use super::shared_memory::memfd_at;
-use super::sharing::lock_shared_pages;
+use super::process_mappings::first_mapping_if_all_mapped;
+use super::share_pages::PrivateRegion;
+use super::shared_memory::find_memfd_of_range;
+use super::shared_pages::lock_shared_pages;
 use crate::errno::exhaustion_errno;
 use crate::fabric::layout::*;
 
@@ -15,7 +15,7 @@ pub struct RangeBacking {
     /// One of `BACKING_*`.
     pub kind: u32,
     /// File descriptor, or the id of the SysV segment.
-    pub handle: u32,
+    pub fd_or_sysv_id: u32,
     /// Inode of the file.
     pub inode: u64,
     /// Offset of the range in the backing.
@@ -31,7 +31,7 @@ pub enum ReachabilityGuard {
     /// An open descriptor.
     Descriptor(#[allow(dead_code, reason = "keeps it open")] Arc<OwnedFd>),
     /// Private pages that are shared while the region is registered.
-    Private(#[allow(dead_code, reason = "keeps its pages shared")] PrivateRegion),
+    SharedPrivatePages(#[allow(dead_code, reason = "keeps its pages shared")] PrivateRegion),
 }
 
 impl RangeBacking {
@@ -47,7 +47,7 @@ impl RangeBacking {
     pub fn accessed_by_system_call() -> Self {
         Self {
             kind: BACKING_PRIVATE,
-            handle: 0,
+            fd_or_sysv_id: 0,
             inode: 0,
             offset: 0,
             reachability_guard: ReachabilityGuard::Nothing,
@@ -70,10 +70,10 @@ pub fn find_or_make_backing(
     share: bool,
 ) -> Result<RangeBacking, i32> {
     let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
-    if let Some((memory, offset)) = memfd_at(addr, end) {
+    if let Some((memory, offset)) = find_memfd_of_range(addr, end) {
         return Ok(RangeBacking {
             kind: BACKING_MEMFD,
-            handle: memory.fd.as_raw_fd().cast_unsigned(),
+            fd_or_sysv_id: memory.fd.as_raw_fd().cast_unsigned(),
             inode: memory.inode,
             offset: offset as u64,
             reachability_guard: ReachabilityGuard::Descriptor(memory.fd),
@@ -82,30 +82,30 @@ pub fn find_or_make_backing(
     // The lock of `sharing` is held from here on, so that the set of shared pages does not change.
     let mut sharing = lock_shared_pages();
     let areas = sharing
-        .areas()
+        .mappings_of_process()
         .map_err(|e| exhaustion_errno(&e).unwrap_or(libc::EFAULT))?;
-    let first = first_area_if_mapped(&areas, addr..end, write)?;
+    let first = first_mapping_if_all_mapped(&areas, addr..end, write)?;
     if let Some(id) = first.sysv_id.filter(|_| end <= first.end) {
         return Ok(RangeBacking {
             kind: BACKING_SYSV,
-            handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,
+            fd_or_sysv_id: u32::try_from(id).map_err(|_| libc::EFAULT)?,
             inode: id,
-            offset: first.offset + (addr - first.start) as u64,
+            offset: first.file_offset + (addr - first.start) as u64,
             reachability_guard: ReachabilityGuard::Nothing,
         });
     }
-    let region = sharing.register(&areas, (addr, len), share);
+    let region = sharing.register_region(&areas, (addr, len), share);
     let mut backing = RangeBacking::accessed_by_system_call();
     if let Some((handle, inode)) = region.shared_file_fd_and_inode() {
         backing = RangeBacking {
-            kind: BACKING_PAGES,
-            handle,
+            kind: BACKING_ADDRESS_SPACE_MEMFD,
+            fd_or_sysv_id: handle,
             inode,
             offset: addr as u64,
             ..backing
         };
     }
-    backing.reachability_guard = ReachabilityGuard::Private(region);
+    backing.reachability_guard = ReachabilityGuard::SharedPrivatePages(region);
     Ok(backing)
 }
 

@@ -1,6 +1,6 @@
 //! Copies of memory that other processes see, and that programs may have unmapped.
 
-use super::fault::MemoryFault;
+use super::memory_fault::MemoryFault;
 
 /// Number of bytes that [`copy`] stores last, in one move.
 pub(super) const LAST_MOVE_BYTES: usize = 8;
@@ -31,7 +31,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), Memor
 
 #[cfg(target_arch = "x86_64")]
 mod moves {
-    use super::super::guard::guarded;
+    use super::super::guarded_access::guarded;
     use super::LAST_MOVE_BYTES;
 
     /// Loads two words of the same size, at the start and at the end of the source, and then stores
@@ -435,7 +435,7 @@ mod tests {
 
     impl Edge {
         fn new() -> Self {
-            super::super::guard::install();
+            super::super::guarded_access::install_fault_handlers();
             // SAFETY: maps new pages, and unmaps one of them at once.
             unsafe {
                 let at = rustix::mm::mmap_anonymous(

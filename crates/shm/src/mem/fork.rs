@@ -19,15 +19,15 @@ use rustix::mm::{
     MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap_anonymous, mprotect, mremap_fixed, munmap,
 };
 
-use super::page::PAGE;
-use super::sharing::{SharedPages, lock_shared_pages};
+use super::page::PAGE_BYTES;
+use super::shared_pages::{SharedPages, lock_shared_pages};
 
 /// State of a fork in progress: the child's task, and the means by which the child reports completion.
 struct ForkInProgress {
     /// Lock of [`SharedPages`], held so that no thread shares pages during the fork.
     pages_lock: MutexGuard<'static, SharedPages>,
     /// Ranges of shared pages; the two flags of each range are readable and writable.
-    ranges: Vec<(Range<usize>, (bool, bool))>,
+    shared_ranges: Vec<(Range<usize>, (bool, bool))>,
     copy_completion: Option<CopyCompletion>,
 }
 
@@ -37,7 +37,7 @@ enum CopyCompletion {
     Pipe(OwnedFd, OwnedFd),
     /// A page that both processes share, used if no descriptors are left for a pipe. The child sets
     /// its first word to a nonzero value.
-    Page(*mut AtomicU32),
+    SharedPage(*mut AtomicU32),
 }
 
 /// Time for which the parent waits for the word in the shared page; a child that has died never
@@ -52,8 +52,8 @@ impl CopyCompletion {
         let writable = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let page =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, writable, MapFlags::SHARED) };
-        page.ok().map(|page| Self::Page(page.cast()))
+            unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, writable, MapFlags::SHARED) };
+        page.ok().map(|page| Self::SharedPage(page.cast()))
     }
 
     /// Waits for the child, in the parent.
@@ -65,7 +65,7 @@ impl CopyCompletion {
                 // end are closed.
                 let _ = std::fs::File::from(read).read(&mut [0]);
             }
-            Self::Page(page) => {
+            Self::SharedPage(page) => {
                 let begin = Instant::now();
                 // SAFETY: a page of zeroes, mapped until the end of this function, whose address no other
                 // code in this process knows. The child has its own mapping of the page.
@@ -74,7 +74,7 @@ impl CopyCompletion {
                     cancellation::sleep(Duration::from_micros(50));
                 }
                 // SAFETY: as above; the page is not used any more.
-                let _ = unsafe { munmap(page.cast(), PAGE) };
+                let _ = unsafe { munmap(page.cast(), PAGE_BYTES) };
             }
         }
     }
@@ -90,11 +90,11 @@ impl CopyCompletion {
                     rustix::io::close(write.as_raw_fd());
                 }
             }
-            Self::Page(page) => {
+            Self::SharedPage(page) => {
                 // SAFETY: the page was mapped before the fork, and is not used after this.
                 unsafe {
                     (**page).store(1, Ordering::Release);
-                    let _ = munmap(page.cast(), PAGE);
+                    let _ = munmap(page.cast(), PAGE_BYTES);
                 }
             }
         }
@@ -106,7 +106,7 @@ thread_local! {
 }
 
 /// Installs the fork handlers for this process and its children. Returns false if that fails.
-pub(super) fn install_handlers() -> bool {
+pub(super) fn install_fork_handlers() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
         // SAFETY: the functions live as long as this library, which is never unloaded once its engine runs.
@@ -123,10 +123,10 @@ pub(super) fn install_handlers() -> bool {
 extern "C" fn before_fork() {
     let held = lock_shared_pages();
     let mut ranges = Vec::new();
-    if let Some(inode) = held.inode() {
-        for area in held.areas().unwrap_or_default() {
+    if let Some(inode) = held.shared_file_inode() {
+        for area in held.mappings_of_process().unwrap_or_default() {
             if area.inode == inode {
-                ranges.push((area.start..area.end, (area.readable, area.writable)));
+                ranges.push((area.start..area.end, (area.is_readable, area.is_writable)));
             }
         }
     }
@@ -140,7 +140,7 @@ extern "C" fn before_fork() {
     let _ = FORK.try_with(|fork| {
         fork.replace(Some(ForkInProgress {
             pages_lock: held,
-            ranges,
+            shared_ranges: ranges,
             copy_completion: done,
         }))
     });
@@ -161,9 +161,9 @@ extern "C" fn after_fork_in_child() {
     let Ok(Some(fork)) = FORK.try_with(RefCell::take) else {
         return;
     };
-    for (range, protection) in &fork.ranges {
+    for (range, protection) in &fork.shared_ranges {
         // SAFETY: this process inherited the mapping from its parent, and no other thread uses it.
-        unsafe { make_private(range, *protection) };
+        unsafe { replace_by_private_copies(range, *protection) };
     }
     if let Some(done) = &fork.copy_completion {
         done.report_done();
@@ -171,7 +171,7 @@ extern "C" fn after_fork_in_child() {
     // `copy_completion` and `ranges` are leaked, because another thread of the parent may have held the allocator's
     // lock. `pages_lock` is dropped, because otherwise its mutex would stay locked for ever.
     std::mem::forget(fork.copy_completion);
-    std::mem::forget(fork.ranges);
+    std::mem::forget(fork.shared_ranges);
     drop(fork.pages_lock);
 }
 
@@ -182,7 +182,7 @@ extern "C" fn after_fork_in_child() {
 ///
 /// # Safety
 /// `range` is mapped as `readable` and `writable` say, and no other thread of this process uses it.
-unsafe fn make_private(range: &Range<usize>, (readable, writable): (bool, bool)) {
+unsafe fn replace_by_private_copies(range: &Range<usize>, (readable, writable): (bool, bool)) {
     let old: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
     let (null, len) = (std::ptr::null_mut(), range.len());
     let mut protection = MprotectFlags::empty();

@@ -1,4 +1,4 @@
 //! The page size.
 
 /// Number of bytes in a normal page.
-pub(super) const PAGE: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;

@@ -8,9 +8,9 @@ use nic_core::rights::{self, OwningPdOrQp, PermittedRange};
 
 use super::atomic_lock::HeldRemoteAtomicsLock;
 use super::copy::{LAST_MOVE_BYTES, copy};
-use super::fault::MemoryFault;
-use super::mappings::{PeerMapping, PeerMappings};
-use super::word::{self, AtomicOp};
+use super::guarded_atomics::{self, AtomicOp};
+use super::memory_fault::MemoryFault;
+use super::peer_mappings::{PeerMapping, PeerMappings};
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::process_memory::{CopyDirection, ProcessMemory};
@@ -37,18 +37,18 @@ pub struct AccessibleRegion {
     /// Value of [`MrShared::generation_and_key`] when the region was read.
     pub generation_and_key: u64,
     /// Index in the table of its process.
-    pub table_index: usize,
+    pub key_table_index: usize,
     /// Address range and access rights from the table.
     pub rights: rights::RegionRights,
     /// True if peers access the region only by system call.
     pub peers_copy_by_syscall: bool,
     /// True if the region belongs to this process.
-    pub of_this_process: bool,
+    pub is_of_this_process: bool,
     /// Address of the first byte in the owning process.
     owner_address: u64,
     /// True if atomics on the region are CPU atomics; otherwise they are made under a lock.
-    cpu_atomics: bool,
-    path: AccessPath,
+    uses_cpu_atomics: bool,
+    access_path: AccessPath,
 }
 
 // SAFETY: the raw pointer is an address that the mapping beside it (or the registration) keeps valid in every
@@ -56,14 +56,14 @@ pub struct AccessibleRegion {
 unsafe impl Send for AccessibleRegion {}
 
 /// Number of bytes copied at once between two regions of which neither can be mapped.
-pub const BOUNCE: usize = 16 << 10;
+pub const BOUNCE_BUFFER_BYTES: usize = 16 << 10;
 
-/// Splits `len` bytes into pieces of at most [`BOUNCE`] bytes; returns offset and length of each
+/// Splits `len` bytes into pieces of at most [`BOUNCE_BUFFER_BYTES`] bytes; returns offset and length of each
 /// piece.
-fn bounce_pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
+fn split_into_bounce_pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len)
-        .step_by(BOUNCE)
-        .map(move |at| (at, BOUNCE.min(len - at)))
+        .step_by(BOUNCE_BUFFER_BYTES)
+        .map(move |at| (at, BOUNCE_BUFFER_BYTES.min(len - at)))
 }
 
 impl AccessibleRegion {
@@ -107,7 +107,7 @@ impl AccessibleRegion {
         Ok(Self {
             owner_if_not_key_table_peer: None,
             generation_and_key: entry,
-            table_index: index,
+            key_table_index: index,
             rights: rights::RegionRights {
                 start: addr,
                 len,
@@ -115,19 +115,20 @@ impl AccessibleRegion {
                 owner: OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed)),
             },
             peers_copy_by_syscall: backing == BACKING_PRIVATE,
-            of_this_process: peer.is_self,
+            is_of_this_process: peer.is_self,
             owner_address: base,
             // Addresses in work requests may differ from the CPU's addresses, and then may be
             // aligned differently.
-            cpu_atomics: backing != BACKING_PRIVATE && base.wrapping_sub(addr).is_multiple_of(8),
-            path,
+            uses_cpu_atomics: backing != BACKING_PRIVATE
+                && base.wrapping_sub(addr).is_multiple_of(8),
+            access_path: path,
         })
     }
 
     /// Returns the address of the bytes `at` in this process, if the region is mapped.
     #[inline]
     pub fn mapped_address(&self, at: PermittedRange) -> Option<*mut u8> {
-        match self.path {
+        match self.access_path {
             AccessPath::Direct(first, _) => Some(first.wrapping_add(at.offset() as usize)),
             AccessPath::BySystemCall(_) | AccessPath::Null => None,
         }
@@ -137,7 +138,7 @@ impl AccessibleRegion {
     /// [direct](Self::mapped_address).
     #[cold]
     pub fn is_null(&self) -> bool {
-        matches!(self.path, AccessPath::Null)
+        matches!(self.access_path, AccessPath::Null)
     }
 
     /// Copies `at.len()` bytes from `src` to the permitted bytes of this region.
@@ -167,8 +168,8 @@ impl AccessibleRegion {
             // SAFETY: as in `write`.
             Some(src) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {
-                static ZEROS: [u8; BOUNCE] = [0; BOUNCE];
-                for (done, n) in bounce_pieces(at.len() as usize) {
+                static ZEROS: [u8; BOUNCE_BUFFER_BYTES] = [0; BOUNCE_BUFFER_BYTES];
+                for (done, n) in split_into_bounce_pieces(at.len() as usize) {
                     // SAFETY: contract of this function; `ZEROS` has at least `n` bytes.
                     unsafe { copy(dst.wrapping_add(done), ZEROS.as_ptr(), n)? };
                 }
@@ -185,7 +186,7 @@ impl AccessibleRegion {
         local: *mut u8,
         direction: CopyDirection,
     ) -> Result<(), MemoryFault> {
-        let AccessPath::BySystemCall(memory) = &self.path else {
+        let AccessPath::BySystemCall(memory) = &self.access_path else {
             return Err(MemoryFault);
         };
         let remote = self.owner_address.wrapping_add(at.offset()) as usize;
@@ -206,7 +207,7 @@ impl AccessibleRegion {
     ///
     /// The bytes `at` belong to this region, which is pinned, and their address is a multiple of 8.
     #[inline]
-    pub fn atomic(
+    pub fn apply_atomic(
         &self,
         peer: &Peer,
         at: PermittedRange,
@@ -215,20 +216,20 @@ impl AccessibleRegion {
         if at.len() != 8 {
             return Err(MemoryFault);
         }
-        if self.cpu_atomics
+        if self.uses_cpu_atomics
             && let Some(ptr) = self.mapped_address(at)
         {
             // SAFETY: the word is within the pinned region and aligned (the caller checked both). Other
             // accesses to the same bytes race only with whole words.
-            return unsafe { word::apply_atomic(ptr.cast(), op) };
+            return unsafe { guarded_atomics::apply_atomic(ptr.cast(), op) };
         }
-        self.atomic_locked(peer, at, op)
+        self.apply_atomic_under_lock(peer, at, op)
     }
 
     /// Executes an atomic on memory without a shared mapping: reads, modifies and writes under a lock of the
     /// owner's segment. The address selects the lock.
     #[cold]
-    fn atomic_locked(
+    fn apply_atomic_under_lock(
         &self,
         peer: &Peer,
         at: PermittedRange,

@@ -11,13 +11,13 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, madvise};
 
-use super::page::PAGE;
-use super::peer_file::open_memfd;
+use super::page::PAGE_BYTES;
+use super::peer_memfd::open_memfd;
 use crate::fabric::Peer;
 use crate::fabric::segment::FileMapping;
 use crate::lock::lock;
 
-const HUGE_PAGE: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A backing that peers can map: a sealed memfd of this process.
 #[derive(Clone)]
@@ -90,26 +90,29 @@ pub enum PageSize {
 /// Returns `InvalidInput` for a length of 0 or beyond the address space. Returns the system's error if memory
 /// or file descriptors are exhausted.
 pub fn alloc_shared(len: usize) -> io::Result<SharedMemory> {
-    alloc(len, None)
+    alloc_with_page_size_or_default(len, None)
 }
 
 /// Allocates [`SharedMemory`] in pages of the given size.
 ///
 /// # Errors
 /// Returns the errors of [`alloc_shared`], and an error if too few huge pages are free.
-pub fn alloc_shared_in(len: usize, pages: PageSize) -> io::Result<SharedMemory> {
-    alloc(len, Some(pages))
+pub fn alloc_shared_with_page_size(len: usize, pages: PageSize) -> io::Result<SharedMemory> {
+    alloc_with_page_size_or_default(len, Some(pages))
 }
 
-fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
+fn alloc_with_page_size_or_default(
+    len: usize,
+    pages: Option<PageSize>,
+) -> io::Result<SharedMemory> {
     if len == 0 || len > 1 << 46 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let huge = match pages {
-        None => len >= HUGE_PAGE / 2,
+        None => len >= HUGE_PAGE_BYTES / 2,
         Some(pages) => pages == PageSize::Huge,
     };
-    let mapped = len.next_multiple_of(if huge { HUGE_PAGE } else { PAGE });
+    let mapped = len.next_multiple_of(if huge { HUGE_PAGE_BYTES } else { PAGE_BYTES });
     let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     if pages == Some(PageSize::Huge) {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -188,7 +191,7 @@ impl SharedMemory {
 }
 
 /// Returns the shared memory that contains all of `addr..end`, and the offset of `addr` in it.
-pub(super) fn memfd_at(addr: usize, end: usize) -> Option<(MemfdBacking, usize)> {
+pub(super) fn find_memfd_of_range(addr: usize, end: usize) -> Option<(MemfdBacking, usize)> {
     let shared = lock(&SHAREABLE_MEMORY);
     let (&start, backing) = shared.range(..=addr).next_back()?;
     (end <= start + backing.len).then(|| (backing.clone(), addr - start))

@@ -184,7 +184,7 @@ fn a_large_message_behind_a_gap_between_dpu_and_host_arrives() {
     let [(host, host_cq, host_memory), (dpu, cq, memory)] = [0, 1].map(|index| {
         let pd = open(&devices[index]).alloc_pd().expect("a domain");
         let cq = pd.context().create_cq(16).expect("a queue");
-        let qp = pd.qp::<Rc>(&cq, &cq).timeout(4u8).build();
+        let qp = pd.qp_builder::<Rc>(&cq, &cq).timeout(4u8).build();
         let memory = pd.alloc(BYTES, Access::ALL).expect("memory");
         (qp.expect("a queue pair"), cq, memory)
     });
@@ -261,7 +261,7 @@ fn lost_datagrams_are_counted_and_not_sent_again() {
     let qps = devices.iter().map(|device| {
         let pd = open(device).alloc_pd().expect("a domain");
         let cq = pd.context().create_cq(256).expect("a queue");
-        let qp = pd.qp::<Ud>(&cq, &cq).build().expect("a queue pair");
+        let qp = pd.qp_builder::<Ud>(&cq, &cq).build().expect("a queue pair");
         let endpoint = qp.endpoint();
         (qp, endpoint, cq, pd)
     });

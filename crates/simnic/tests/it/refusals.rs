@@ -251,7 +251,7 @@ fn a_message_of_uc_that_is_longer_than_its_recv_fails_its_receiver() {
         let times = Shared::clone(&times);
         run_alone(move |pd, send_cq| {
             let recv_cq = pd.context().create_cq(16).expect("a queue");
-            let [from, to] = [0, 1].map(|_| pd.qp::<Uc>(send_cq, &recv_cq).build());
+            let [from, to] = [0, 1].map(|_| pd.qp_builder::<Uc>(send_cq, &recv_cq).build());
             let (from, to) = (from.expect("a queue pair"), to.expect("a queue pair"));
             let (to_from, to_to) = (from.endpoint(), to.endpoint());
             let from = from.connect(&to_to).expect("it connects");
@@ -288,7 +288,7 @@ fn a_datagram_that_is_longer_than_its_recv_fails_its_receiver() {
         run_alone(move |pd, send_cq| {
             let recv_cq = pd.context().create_cq(16).expect("a queue");
             let [from, to] = [0, 1].map(|_| {
-                let qp = pd.qp::<Ud>(send_cq, &recv_cq).build();
+                let qp = pd.qp_builder::<Ud>(send_cq, &recv_cq).build();
                 qp.expect("a queue pair")
             });
             let memory = pd.alloc(2 * BYTES, Access::ALL).expect("memory");

@@ -117,7 +117,7 @@ pub(crate) fn run_owned(
     let prepared = devices.iter().map(|device| {
         let pd = open(device).alloc_pd().expect("a domain");
         let cq = pd.context().create_cq(256).expect("a queue");
-        let builder = pd.qp::<Rc>(&cq, &cq);
+        let builder = pd.qp_builder::<Rc>(&cq, &cq);
         let builder = match setup.qp {
             Some(set) => set(builder),
             None => builder,

@@ -137,7 +137,7 @@ fn unsignaled_datagrams_hold_their_slots() {
     run_alone(|pd, cq| {
         let slots = u32::try_from(DATAGRAM_SLOTS).expect("small");
         let [from, to] = [0, 1].map(|_| {
-            let qp = pd.qp::<Ud>(cq, cq).max_send_wr(slots).build();
+            let qp = pd.qp_builder::<Ud>(cq, cq).max_send_wr(slots).build();
             qp.expect("a queue pair")
         });
         let destination = pd.ud_destination(1, &to.endpoint()).expect("a machine");

@@ -11,11 +11,11 @@ use super::edge::{Grh, In, InConst, OrMinusOne, Out};
 use crate::ah::Ah;
 use crate::capabilities::OptionalFeature;
 use crate::device::{self, Device, Port};
-use crate::live;
+use crate::live_handles;
 use crate::multicast::MulticastGroup;
 use crate::pd::Pd;
 use crate::qp::Qp;
-use crate::qp_state::QpType;
+use crate::qp_attributes::QpType;
 use crate::why;
 
 pub(super) fn create_ah(pd: *mut ibv_pd, attr: In<'_, ibv_ah_attr>) -> Result<*mut ibv_ah, c_int> {
@@ -24,13 +24,13 @@ pub(super) fn create_ah(pd: *mut ibv_pd, attr: In<'_, ibv_ah_attr>) -> Result<*m
 
 fn new_ah(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
     let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
-    let port = port_of(pd.context.device, attr.port_num)?;
+    let port = find_port(pd.context.device, attr.port_num)?;
     port.check_ah(attr)?;
-    Ok(live::hand_out(Arc::new(Ah::new(pd, port, attr))))
+    Ok(live_handles::make_handle(Arc::new(Ah::new(pd, port, attr))))
 }
 
 /// The port that an address vector names.
-fn port_of(device: &'static Device, port_num: u8) -> Result<&'static Port, c_int> {
+fn find_port(device: &'static Device, port_num: u8) -> Result<&'static Port, c_int> {
     device.port(port_num).map_err(|_| {
         why::einval_because(|| {
             format!(
@@ -43,7 +43,7 @@ fn port_of(device: &'static Device, port_num: u8) -> Result<&'static Port, c_int
 }
 
 pub(super) fn destroy_ah(handle: *mut ibv_ah) -> Result<(), c_int> {
-    let ah = live::take_back::<Ah>(handle).ok_or(libc::EINVAL)?;
+    let ah = live_handles::take_back_handle::<Ah>(handle).ok_or(libc::EINVAL)?;
     ah.held_pd.remove_user();
     Ok(())
 }
@@ -70,7 +70,7 @@ pub(super) fn create_ah_from_wc(
     grh: Grh,
     port_num: u8,
 ) -> Result<*mut ibv_ah, c_int> {
-    let pd = live::find::<Pd>(handle).ok_or(libc::EINVAL)?;
+    let pd = live_handles::find_object::<Pd>(handle).ok_or(libc::EINVAL)?;
     let port = device_of(pd.context.handle())?.1.port(port_num)?;
     let attr = device::init_ah_from_wc(port, wc.get()?, &grh.0)?;
     new_ah(handle, &attr)
@@ -81,9 +81,10 @@ pub(super) fn attach_mcast(
     gid: InConst<'_, ibv_gid>,
     _lid: u16,
 ) -> Result<(), c_int> {
-    let (qp, group) = qp_and_group(qp, gid)?;
+    let (qp, group) = qp_and_multicast_group(qp, gid)?;
     let nic = qp.nic;
-    nic.capabilities.require(OptionalFeature::Multicast)?;
+    nic.capabilities
+        .require_feature(OptionalFeature::Multicast)?;
     if nic
         .multicast_attachments
         .attach(&nic.fabric, qp.index, group)?
@@ -99,7 +100,7 @@ pub(super) fn detach_mcast(
     gid: InConst<'_, ibv_gid>,
     _lid: u16,
 ) -> Result<(), c_int> {
-    let (qp, group) = qp_and_group(qp, gid)?;
+    let (qp, group) = qp_and_multicast_group(qp, gid)?;
     let nic = qp.nic;
     if !nic
         .multicast_attachments
@@ -114,15 +115,15 @@ pub(super) fn detach_mcast(
 
 /// Returns the queue pair and the group of `ibv_attach_mcast(3)`: "only QPs of transport service type IBV_QPT_UD may be
 /// attached to multicast groups". Groups are told apart by their GIDs alone.
-fn qp_and_group(
+fn qp_and_multicast_group(
     qp: *mut ibv_qp,
     gid: InConst<'_, ibv_gid>,
 ) -> Result<(Arc<Qp>, MulticastGroup), c_int> {
-    live::find::<Qp>(qp)
+    live_handles::find_object::<Qp>(qp)
         .filter(|qp| qp.qp_type == QpType::Ud)
         .zip(
             gid.optional()
-                .and_then(|gid| MulticastGroup::of(gid.bytes())),
+                .and_then(|gid| MulticastGroup::from_gid(gid.bytes())),
         )
         .ok_or(libc::EINVAL)
 }

@@ -8,11 +8,11 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::{In, OrMinusOne, Out};
-use super::usage::require_unused;
+use super::require_unused::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::{CompletionChannel, Cq, ExtendedPollState};
-use crate::live;
+use crate::live_handles;
 use crate::registry;
 use crate::why;
 use shm::errno::errno_of;
@@ -25,7 +25,7 @@ struct ChannelHandle {
     channel: Arc<CompletionChannel>,
 }
 
-live::object!(ChannelHandle, ibv_comp_channel);
+live_handles::object!(ChannelHandle, ibv_comp_channel);
 
 pub(super) fn create_comp_channel(
     context: *mut ibv_context,
@@ -37,7 +37,7 @@ pub(super) fn create_comp_channel(
     abi.fd = channel.raw_fd();
     let channel = Arc::new(channel);
     let abi = AbiCell::new(abi);
-    Ok(live::hand_out(Arc::new(ChannelHandle {
+    Ok(live_handles::make_handle(Arc::new(ChannelHandle {
         abi,
         context: of,
         channel,
@@ -45,9 +45,9 @@ pub(super) fn create_comp_channel(
 }
 
 pub(super) fn destroy_comp_channel(handle: *mut ibv_comp_channel) -> Result<(), c_int> {
-    let channel = live::find::<ChannelHandle>(handle).ok_or(libc::EINVAL)?;
+    let channel = live_handles::find_object::<ChannelHandle>(handle).ok_or(libc::EINVAL)?;
     require_unused(&channel.channel.cq_count)?;
-    live::take_back::<ChannelHandle>(handle);
+    live_handles::take_back_handle::<ChannelHandle>(handle);
     Ok(())
 }
 
@@ -66,7 +66,7 @@ pub(super) fn create_cq(
     abi.context = context;
     abi.channel = channel;
     abi.cq_context = cq_context;
-    new_cq(shape, abi, None).map(live::hand_out)
+    new_cq(shape, abi, None).map(live_handles::make_handle)
 }
 
 /// Makes a completion queue with `cqe` entries on a completion vector; `abi` has the handles that the program named.
@@ -76,7 +76,7 @@ pub(super) fn new_cq(
     polling: Option<ExtendedPollState>,
 ) -> Result<Arc<Cq>, c_int> {
     let context = context_of(abi.context)?;
-    let channel = live::find::<ChannelHandle>(abi.channel);
+    let channel = live_handles::find_object::<ChannelHandle>(abi.channel);
     let max = context.nic.capabilities.limits.max_cqe;
     if !(1..=max).contains(&cqe) || comp_vector != 0 {
         return Err(why::einval_because(|| {
@@ -88,7 +88,7 @@ pub(super) fn new_cq(
     }
     let channel = channel.map(|handle| Arc::clone(&handle.channel));
     let uses = channel.clone();
-    let cq = registry::of(context.nic).add_cq(context.nic, |index| {
+    let cq = registry::objects_of_nic(context.nic).add_cq(context.nic, |index| {
         abi.cqe = c_int::try_from(cqe).map_err(|_| libc::EINVAL)?;
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let depth = cqe as usize;
@@ -97,7 +97,7 @@ pub(super) fn new_cq(
     })?;
     if let Some(channel) = uses {
         let signaled: Weak<Cq> = Arc::downgrade(&cq);
-        channel.add(cq.index, signaled);
+        channel.add_cq(cq.index, signaled);
         channel.cq_count.fetch_add(1, Ordering::Relaxed);
     }
     Ok(cq)
@@ -105,7 +105,7 @@ pub(super) fn new_cq(
 
 /// Makes the CQ of an XRC domain, which peers see and the program does not.
 pub(super) fn new_xrc_domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_int> {
-    registry::of(context.nic).add_cq(context.nic, |index| {
+    registry::objects_of_nic(context.nic).add_cq(context.nic, |index| {
         let mut abi = ibv_cq_ex::zeroed();
         abi.context = context.handle();
         Ok(Arc::new(Cq::new(context, index, 1, abi, None, None)))
@@ -113,7 +113,7 @@ pub(super) fn new_xrc_domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_
 }
 
 pub(super) fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
-    let cq = live::find::<Cq>(cq).ok_or(libc::EINVAL)?;
+    let cq = live_handles::find_object::<Cq>(cq).ok_or(libc::EINVAL)?;
     let max = cq.nic.capabilities.limits.max_cqe;
     match u32::try_from(cqe) {
         Ok(n) if (1..=max).contains(&n) => cq.resize(n),
@@ -122,7 +122,7 @@ pub(super) fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
 }
 
 pub(super) fn modify_cq(cq: *mut ibv_cq, attr: In<'_, ibv_modify_cq_attr>) -> Result<(), c_int> {
-    let cq = live::find::<Cq>(cq).ok_or(libc::EINVAL)?;
+    let cq = live_handles::find_object::<Cq>(cq).ok_or(libc::EINVAL)?;
     let attr = attr.get()?;
     if attr.attr_mask & !IBV_CQ_ATTR_MODERATE != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -134,9 +134,9 @@ pub(super) fn modify_cq(cq: *mut ibv_cq, attr: In<'_, ibv_modify_cq_attr>) -> Re
 }
 
 pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
-    let cq = live::find::<Cq>(handle).ok_or(libc::EINVAL)?;
+    let cq = live_handles::find_object::<Cq>(handle).ok_or(libc::EINVAL)?;
     require_unused(&cq.qp_use_count)?;
-    if !live::mark_being_destroyed::<Cq>(handle) {
+    if !live_handles::mark_being_destroyed::<Cq>(handle) {
         return Err(libc::EINVAL);
     }
     cq.hide_from_listing();
@@ -147,7 +147,7 @@ pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
     if let Some(channel) = &cq.channel {
         channel.cq_count.fetch_sub(1, Ordering::Relaxed);
     }
-    live::take_back::<Cq>(handle);
+    live_handles::take_back_handle::<Cq>(handle);
     Ok(())
 }
 
@@ -156,32 +156,32 @@ pub(super) fn get_cq_event(
     cq: Out<'_, *mut ibv_cq>,
     cq_context: Out<'_, *mut c_void>,
 ) -> OrMinusOne {
-    OrMinusOne(next_event(channel, cq, cq_context))
+    OrMinusOne(take_next_cq_event(channel, cq, cq_context))
 }
 
-fn next_event(
+fn take_next_cq_event(
     channel: *mut ibv_comp_channel,
     cq: Out<'_, *mut ibv_cq>,
     cq_context: Out<'_, *mut c_void>,
 ) -> Result<c_int, c_int> {
-    let channel = live::find::<ChannelHandle>(channel).ok_or(libc::EINVAL)?;
+    let channel = live_handles::find_object::<ChannelHandle>(channel).ok_or(libc::EINVAL)?;
     let (cq, cq_context) = (cq.get()?, cq_context.get()?);
     let note_delivered = |cq| {
-        if let Some(cq) = live::find::<Cq>(cq) {
+        if let Some(cq) = live_handles::find_object::<Cq>(cq) {
             cq.unacknowledged_comp_events.note_delivered();
         }
     };
     let handle = channel.channel.next(&note_delivered);
     let handle = handle.map_err(|e| errno_of(&e))?.0;
     // The CQ is live: a thread that destroys it waits until the event is acknowledged.
-    let of = live::find::<Cq>(handle);
+    let of = live_handles::find_object::<Cq>(handle);
     cq.write(handle);
     cq_context.write(of.map_or(std::ptr::null_mut(), |of| of.cq_context()));
     Ok(0)
 }
 
 pub(super) fn ack_cq_events(cq: *mut ibv_cq, n: c_uint) {
-    if let Some(cq) = live::find::<Cq>(cq) {
+    if let Some(cq) = live_handles::find_object::<Cq>(cq) {
         cq.unacknowledged_comp_events.acknowledge(u64::from(n));
     }
 }

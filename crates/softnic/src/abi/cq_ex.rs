@@ -7,11 +7,11 @@ use rustix::time::{ClockId, clock_gettime};
 use verbs_abi::*;
 
 use super::cq::new_cq;
+use super::data_path::deref_handle;
 use super::edge::{Arg, In, Out, c_functions};
-use super::fast::deref_handle;
 use crate::cq::{Cq, CurrentCompletion, ExtendedPollState};
 use crate::faults;
-use crate::live;
+use crate::live_handles;
 use crate::recv::CompletionTag;
 
 /// The fields of completions that are delivered.
@@ -72,7 +72,7 @@ pub(super) fn create_cq_ex(
     abi.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
     let polling = ExtendedPollState::new(init.wc_flags, flags);
     let cq = new_cq((init.cqe, init.comp_vector), abi, Some(polling))?;
-    Ok(live::hand_out(cq).cast())
+    Ok(live_handles::make_handle(cq).cast())
 }
 
 /// The functions that begin and continue a poll.
@@ -95,18 +95,18 @@ impl Arg for PolledCq<'_> {
         // SAFETY: NULL or live, since the program polls it: "it should only be called after ibv_start_poll"
         // (`ibv_create_cq_ex(3)`).
         let cq = unsafe { deref_handle::<Cq>(handle.cast()) };
-        Self(cq.and_then(|cq| Some((cq, cq.polling.as_ref()?))))
+        Self(cq.and_then(|cq| Some((cq, cq.extended_poll_state.as_ref()?))))
     }
 }
 
 impl PolledCq<'_> {
     /// Reads a value of the current completion; 0 if there is no such queue.
     #[inline(always)]
-    fn read<T: Default>(&self, f: impl FnOnce(&CurrentCompletion) -> T) -> T {
+    fn read_current<T: Default>(&self, f: impl FnOnce(&CurrentCompletion) -> T) -> T {
         self.0.map_or_else(T::default, |(_, polling)| {
             // SAFETY: `current` belongs to the thread that polls, which is this one (`ibv_create_cq_ex(3)`: only it may
             // read); the reference ends with `f`.
-            f(unsafe { &*polling.current() })
+            f(unsafe { &*polling.current_completion() })
         })
     }
 }
@@ -132,7 +132,7 @@ fn advance_to_next_completion<const FAULTS: bool>(cq: &Cq, polling: &ExtendedPol
         let wc = wc.assume_init();
         (*handle).wr_id = wc.wr_id;
         (*handle).status = wc.status;
-        let current = &mut *polling.current();
+        let current = &mut *polling.current_completion();
         current.wc = wc;
         current.tag = CompletionTag::take_from_completion(&mut current.wc);
         if polling.delivers_wc_field(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
@@ -145,7 +145,7 @@ fn advance_to_next_completion<const FAULTS: bool>(cq: &Cq, polling: &ExtendedPol
     0
 }
 
-fn start<const FAULTS: bool>(cq: PolledCq<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
+fn start_polling<const FAULTS: bool>(cq: PolledCq<'_>, attr: In<'_, ibv_poll_cq_attr>) -> c_int {
     let Some((cq, polling)) = cq.0 else {
         return libc::EINVAL;
     };
@@ -175,7 +175,7 @@ fn end_ibv_poll(cq: PolledCq<'_>) {
 }
 
 fn tm_info(cq: PolledCq<'_>, info: Out<'_, ibv_wc_tm_info>) {
-    let tag = cq.read(|c| c.tag);
+    let tag = cq.read_current(|c| c.tag);
     info.put(ibv_wc_tm_info {
         tag: tag.tag,
         r#priv: tag.app_context,
@@ -183,8 +183,8 @@ fn tm_info(cq: PolledCq<'_>, info: Out<'_, ibv_wc_tm_info>) {
 }
 
 c_functions! {
-    start_poll => start::<false>, (cq: PolledCq, attr: In<ibv_poll_cq_attr>) -> c_int;
-    start_poll_under_faults => start::<true>, (cq: PolledCq, attr: In<ibv_poll_cq_attr>) -> c_int;
+    start_poll => start_polling::<false>, (cq: PolledCq, attr: In<ibv_poll_cq_attr>) -> c_int;
+    start_poll_under_faults => start_polling::<true>, (cq: PolledCq, attr: In<ibv_poll_cq_attr>) -> c_int;
     next_poll => next::<false>, (cq: PolledCq) -> c_int;
     next_poll_under_faults => next::<true>, (cq: PolledCq) -> c_int;
     end_poll => end_ibv_poll, (cq: PolledCq) -> ();
@@ -196,7 +196,7 @@ macro_rules! readers {
         $(#[$meta])*
         unsafe extern "C" fn $name(handle: *mut ibv_cq_ex) -> $type {
             // SAFETY: the program reads a queue that this thread polls (`ibv_create_cq_ex(3)`).
-            unsafe { PolledCq::from_c(handle) }.read(|$c| $value)
+            unsafe { PolledCq::from_c(handle) }.read_current(|$c| $value)
         }
     )*};
 }

@@ -6,10 +6,10 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use shm::errno::errno_of;
-use shm::fabric::{Peer, ProcessName};
+use shm::fabric::{FabricProcessId, Peer};
 use verbs_abi::*;
 
-use super::context::{self, the_nic};
+use super::context::{self, nic_of_this_process};
 use super::edge::Out;
 use super::ops;
 use crate::abi_cell::AbiCell;
@@ -34,7 +34,7 @@ fn all_devices() -> &'static [AbiCell<verbs_device>] {
         let device = |number| {
             let mut d = verbs_device::zeroed();
             (d.device.node_type, d.device.transport_type) = transport.node_and_transport_type();
-            let (name, uverbs) = (identity.name_of(number), uverbs_name(number));
+            let (name, uverbs) = (identity.name_of_device(number), uverbs_name(number));
             set_text(&mut d.device.name, &name);
             set_text(&mut d.device.dev_name, &uverbs);
             let verbs_path = format!("/sys/class/infiniband_verbs/{uverbs}");
@@ -67,7 +67,7 @@ fn set_text(field: &mut [c_char], text: &str) {
 }
 
 pub(super) fn get_device_list(count: Out<'_, c_int>) -> Result<*mut *mut ibv_device, c_int> {
-    the_nic()?;
+    nic_of_this_process()?;
     let devices = all_devices();
     count.put(c_int::try_from(devices.len()).unwrap_or(c_int::MAX));
     let null = std::iter::once(std::ptr::null_mut());
@@ -96,15 +96,15 @@ pub(super) fn get_device_name(device: *mut ibv_device) -> *const c_char {
 }
 
 pub(super) fn get_device_guid(device: *mut ibv_device) -> u64 {
-    let device = the_nic().and_then(|nic| device_of_handle(nic, device));
+    let device = nic_of_this_process().and_then(|nic| device_of_handle(nic, device));
     device.map_or(0, |device| u64::from_ne_bytes(device.node_guid))
 }
 
 pub(super) fn open_device(handle: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
-    let nic = the_nic()?;
+    let nic = nic_of_this_process()?;
     let device = device_of_handle(nic, handle)?;
     let fd = nic.cmd_fd(device)?;
-    Ok(context::hand_out(new_context(handle, fd, None)?))
+    Ok(context::make_handle(new_context(handle, fd, None)?))
 }
 
 /// Opens a device; `cmd_fd` is what the program sees as the context's descriptor. An imported one is that of `home`.
@@ -113,7 +113,7 @@ pub(super) fn new_context(
     cmd_fd: c_int,
     home: Option<Arc<Peer>>,
 ) -> Result<&'static Context, c_int> {
-    let nic = the_nic()?;
+    let nic = nic_of_this_process()?;
     let known = device_of_handle(nic, device)?;
     let mut abi = ops::verbs_ops();
     let c = &mut abi.context;
@@ -133,24 +133,24 @@ pub(super) fn new_context(
 /// [`dm`](super::dm).
 #[allow(unsafe_code)]
 pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
-    let nic = the_nic()?;
+    let nic = nic_of_this_process()?;
     if fd < 0 {
         return Err(libc::EBADF);
     }
     // SAFETY: not -1 (above). The program keeps its descriptor open during the call; one that is not open is no name.
-    let name =
-        ProcessName::read_from_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
+    let name = FabricProcessId::read_from_file(unsafe { BorrowedFd::borrow_raw(fd) })
+        .ok_or(libc::EINVAL)?;
     // A process of another fabric, or one that has ended, has no device here.
-    let home = nic.fabric.live_peer_by_name(name)?.ok_or(libc::ENODEV)?;
+    let home = nic.fabric.live_peer_by_id(name)?.ok_or(libc::ENODEV)?;
     let device = all_devices().get(usize::from(name.device));
     let device = handle_of(device.ok_or(libc::ENODEV)?);
     let context = new_context(device, fd, Some(home))?;
-    registry::of(nic).add_imported_context(context);
-    Ok(context::hand_out(context))
+    registry::objects_of_nic(nic).add_imported_context(context);
+    Ok(context::make_handle(context))
 }
 
 pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
-    let context = context::take_back(handle)?;
+    let context = context::take_back_handle(handle)?;
     context.close_events_and_unlist();
     if context.imported_from.is_some() {
         end_import(context);
@@ -162,7 +162,7 @@ pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
 /// command FD" (`ibv_import_device(3)`), as rdma-core does.
 #[allow(unsafe_code)]
 fn end_import(context: &'static Context) {
-    registry::of(context.nic).remove_imported_context(context);
+    registry::objects_of_nic(context.nic).remove_imported_context(context);
     // A program that did not duplicate the descriptor has passed this process's own one.
     if context.nic.cmd_fd(context.device) != Ok(context.cmd_fd) {
         // SAFETY: the program handed the descriptor over when it imported the device, and `close_device` has taken the

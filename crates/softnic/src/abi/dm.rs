@@ -6,21 +6,21 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::context::{context_of, nic_of, the_nic};
+use super::context::{context_of, nic_of, nic_of_this_process};
 use super::edge::{In, c_functions};
 use super::mr::{RegisteredRange, register_mr};
 use crate::capabilities::OptionalFeature;
 use crate::device;
 use crate::dm::Dm;
 use crate::imports::{self, ExportedObject, ImportableKind, SharedObject};
-use crate::live;
+use crate::live_handles;
 use crate::pd::Pd;
 use shm::errno::errno_of;
 use shm::mem::{MemoryFault, SharedMemory, alloc_shared, copy};
 
 c_functions! {
-    memcpy_to_dm => to_dm, (dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int>;
-    memcpy_from_dm => from_dm, (to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int>;
+    memcpy_to_dm => copy_to_dm, (dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int>;
+    memcpy_from_dm => copy_from_dm, (to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int>;
 }
 
 /// Returns the structure of device memory that a program sees.
@@ -39,7 +39,7 @@ pub(super) fn alloc_dm(
     let _hold_off = cancellation::HoldOff::new();
     // The memory belongs to this process, whichever process has opened the device.
     let can = &nic_of(context)?.capabilities;
-    can.require(OptionalFeature::DeviceMemory)?;
+    can.require_feature(OptionalFeature::DeviceMemory)?;
     let attr = attr.get()?;
     if attr.comp_mask != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -52,7 +52,7 @@ pub(super) fn alloc_dm(
         return Err(libc::ENOMEM);
     }
     let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
-    let nic = the_nic()?;
+    let nic = nic_of_this_process()?;
     let (fd, inode) = memory.fd_and_inode().ok_or(libc::ENOMEM)?;
     let own = ExportedObject::new(nic, ImportableKind::Dm, |index| {
         if let Some(dm) = nic.this_process().segment.dm(index) {
@@ -62,7 +62,7 @@ pub(super) fn alloc_dm(
         }
     })?;
     let dm = Dm::new(new_ibv_dm(context), SharedObject::Own(own), memory);
-    Ok(live::hand_out(Arc::new(dm)))
+    Ok(live_handles::make_handle(Arc::new(dm)))
 }
 
 /// `ibv_import_dm(3)`.
@@ -82,7 +82,7 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
     );
     let len = usize::try_from(there.len.load(Ordering::Relaxed)).map_err(|_| libc::ENOMEM)?;
     let memory = SharedMemory::map_from_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
-    Ok(live::hand_out(Arc::new(Dm::new(
+    Ok(live_handles::make_handle(Arc::new(Dm::new(
         new_ibv_dm(context),
         of,
         memory,
@@ -91,7 +91,7 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
 
 /// Takes the handle back. The memory stays as it is, also for the regions that were made with the handle.
 pub(super) fn unimport_dm(dm: *mut ibv_dm) {
-    if let Some(dm) = live::take_back::<Dm>(dm) {
+    if let Some(dm) = live_handles::take_back_handle::<Dm>(dm) {
         imports::release_without_destroying(dm);
     }
 }
@@ -99,19 +99,24 @@ pub(super) fn unimport_dm(dm: *mut ibv_dm) {
 /// Frees the memory, whichever process made it.
 pub(super) fn free_dm(handle: *mut ibv_dm) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let dm = live::find::<Dm>(handle).ok_or(libc::EINVAL)?;
+    let dm = live_handles::find_object::<Dm>(handle).ok_or(libc::EINVAL)?;
     dm.shared_object.destroy()?;
-    live::take_back::<Dm>(handle);
+    live_handles::take_back_handle::<Dm>(handle);
     Ok(())
 }
 
-fn to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int> {
-    let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
+fn copy_to_dm(
+    dm: *mut ibv_dm,
+    offset: u64,
+    from: *const c_void,
+    length: usize,
+) -> Result<(), c_int> {
+    let dm = live_handles::find_object::<Dm>(dm).ok_or(libc::EINVAL)?;
     copy_bytes(dm.checked_address(offset, length, true)?, from, length)
 }
 
-fn from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int> {
-    let dm = live::find::<Dm>(dm).ok_or(libc::EINVAL)?;
+fn copy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int> {
+    let dm = live_handles::find_object::<Dm>(dm).ok_or(libc::EINVAL)?;
     copy_bytes(to, dm.checked_address(offset, length, true)?, length)
 }
 
@@ -132,7 +137,7 @@ pub(super) fn reg_dm_mr(
 ) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
-    let dm = live::find::<Dm>(dm).filter(|dm| dm.shared_object.exists());
+    let dm = live_handles::find_object::<Dm>(dm).filter(|dm| dm.shared_object.exists());
     let dm = dm.ok_or(libc::EINVAL)?;
     let access = access.cast_signed();
     // The program does not know the address of the memory.
@@ -144,6 +149,6 @@ pub(super) fn reg_dm_mr(
         length,
         iova: 0,
     };
-    dm.count_region();
-    register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| dm.uncount_region())
+    dm.add_region_use();
+    register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| dm.remove_region_use())
 }

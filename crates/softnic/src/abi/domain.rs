@@ -9,9 +9,9 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::In;
-use super::usage::require_unused;
+use super::require_unused::require_unused;
 use crate::imports::{ExportedObject, ImportableKind, SharedObject};
-use crate::live;
+use crate::live_handles;
 use crate::pd::{Pd, Td};
 
 pub(super) fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
@@ -24,7 +24,9 @@ pub(super) fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> 
         }
     })?;
     let own = SharedObject::Own(own);
-    Ok(live::hand_out(Pd::of_shared(context, own)))
+    Ok(live_handles::make_handle(Pd::from_shared_domain(
+        context, own,
+    )))
 }
 
 /// `ibv_import_pd(3)`.
@@ -37,12 +39,14 @@ pub(super) fn import_pd(context: *mut ibv_context, pd_handle: u32) -> Result<*mu
         ImportableKind::Pd,
         pd_handle,
     )?;
-    Ok(live::hand_out(Pd::of_shared(context, imported)))
+    Ok(live_handles::make_handle(Pd::from_shared_domain(
+        context, imported,
+    )))
 }
 
 /// Takes the handle back and leaves the domain as it is.
 pub(super) fn unimport_pd(handle: *mut ibv_pd) {
-    if let Some(pd) = live::find::<Pd>(handle) {
+    if let Some(pd) = live_handles::find_object::<Pd>(handle) {
         pd.unimport();
     }
 }
@@ -50,14 +54,14 @@ pub(super) fn unimport_pd(handle: *mut ibv_pd) {
 /// Destroys the domain, whichever process made it; "once destroy is done no other process can touch the object except
 /// for unimport" (`ibv_import_pd(3)`).
 pub(super) fn dealloc_pd(handle: *mut ibv_pd) -> Result<(), c_int> {
-    let pd = live::find::<Pd>(handle).ok_or(libc::EINVAL)?;
+    let pd = live_handles::find_object::<Pd>(handle).ok_or(libc::EINVAL)?;
     // The handle ends with the last object that was made with it.
     if pd.is_unimported() {
         return Err(libc::EINVAL);
     }
     pd.own_shared_domain()
         .map_or_else(|| require_unused(&pd.object_count), SharedObject::destroy)?;
-    live::take_back::<Pd>(handle);
+    live_handles::take_back_handle::<Pd>(handle);
     Ok(())
 }
 
@@ -70,14 +74,14 @@ pub(super) fn alloc_td(
     if init.get()?.comp_mask != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    Ok(live::hand_out(Arc::new(Td::new(context))))
+    Ok(live_handles::make_handle(Arc::new(Td::new(context))))
 }
 
 pub(super) fn dealloc_td(handle: *mut ibv_td) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let td = live::find::<Td>(handle).ok_or(libc::EINVAL)?;
-    require_unused(&td.uses)?;
-    live::take_back::<Td>(handle);
+    let td = live_handles::find_object::<Td>(handle).ok_or(libc::EINVAL)?;
+    require_unused(&td.use_count)?;
+    live_handles::take_back_handle::<Td>(handle);
     Ok(())
 }
 
@@ -99,7 +103,9 @@ pub(super) fn alloc_parent_domain(
     let td = if init.td.is_null() {
         None
     } else {
-        Some(live::find::<Td>(init.td).ok_or(libc::EINVAL)?)
+        Some(live_handles::find_object::<Td>(init.td).ok_or(libc::EINVAL)?)
     };
-    Ok(live::hand_out(Pd::of_parent(context, of, td)))
+    Ok(live_handles::make_handle(Pd::new_parent_domain(
+        context, of, td,
+    )))
 }

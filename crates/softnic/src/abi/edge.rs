@@ -32,12 +32,12 @@ macro_rules! control_verbs {
         $vis unsafe extern "C" fn $name(
             $($arg: <$type as $crate::abi::edge::Arg>::C),*
         ) -> <$ret as $crate::abi::edge::Ret>::C {
-            const NAME: &str = $crate::abi::faulty::strip_doubled_ibv_prefix(concat!("ibv_", stringify!($name)));
+            const NAME: &str = $crate::abi::fault_injection::strip_doubled_ibv_prefix(concat!("ibv_", stringify!($name)));
             if $crate::faults::has_plan() {
-                let addresses: &[usize] = &[$(<$type as $crate::abi::edge::Arg>::address(&$arg)),*];
+                let addresses: &[usize] = &[$(<$type as $crate::abi::edge::Arg>::handle_address(&$arg)),*];
                 let first = addresses.first().copied().unwrap_or(0);
-                let refused = $crate::abi::faulty::injected_errno(NAME, first)
-                    .and_then(<$ret as $crate::abi::edge::Ret>::refused);
+                let refused = $crate::abi::fault_injection::decide_injected_errno(NAME, first)
+                    .and_then(<$ret as $crate::abi::edge::Ret>::refused_with_errno);
                 if let Some(refused) = refused {
                     return $crate::abi::edge::Ret::into_c(refused);
                 }
@@ -46,7 +46,7 @@ macro_rules! control_verbs {
                 // SAFETY: the caller keeps to the man page of the verb, which is all that `from_c` asks for.
                 unsafe { <$type as $crate::abi::edge::Arg>::from_c($arg) }
             }),*);
-            if let Some(errno) = $crate::abi::edge::Ret::errno(&result) {
+            if let Some(errno) = $crate::abi::edge::Ret::errno_if_failed(&result) {
                 $crate::why::report_refused_verb(NAME, errno);
             }
             $crate::abi::edge::Ret::into_c(result)

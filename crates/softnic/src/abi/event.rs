@@ -7,7 +7,7 @@ use super::edge::{In, OrMinusOne, Out};
 use super::wq::Wq;
 use crate::cq::Cq;
 use crate::event::UnacknowledgedEvents;
-use crate::live;
+use crate::live_handles;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use shm::errno::errno_of;
@@ -42,13 +42,13 @@ fn with_unacknowledged_event_counter_of(
     let object = || unsafe { event.element.qp };
     match event.event_type {
         IBV_EVENT_CQ_ERR => {
-            if let Some(cq) = live::find::<Cq>(object().cast()) {
+            if let Some(cq) = live_handles::find_object::<Cq>(object().cast()) {
                 count(&cq.unacknowledged_async_events);
             }
         }
         IBV_EVENT_SRQ_LIMIT_REACHED | IBV_EVENT_SRQ_ERR => {
-            if let Some(srq) = live::find::<Srq>(object().cast()) {
-                count(&srq.unacknowledged);
+            if let Some(srq) = live_handles::find_object::<Srq>(object().cast()) {
+                count(&srq.unacknowledged_events);
             }
         }
         IBV_EVENT_QP_FATAL
@@ -57,13 +57,13 @@ fn with_unacknowledged_event_counter_of(
         | IBV_EVENT_QP_LAST_WQE_REACHED
         | IBV_EVENT_SQ_DRAINED
         | IBV_EVENT_COMM_EST => {
-            if let Some(qp) = live::find::<Qp>(object()) {
-                count(&qp.unacknowledged);
+            if let Some(qp) = live_handles::find_object::<Qp>(object()) {
+                count(&qp.unacknowledged_events);
             }
         }
         IBV_EVENT_WQ_FATAL => {
-            if let Some(wq) = live::find::<Wq>(object().cast()) {
-                count(&wq.qp.unacknowledged);
+            if let Some(wq) = live_handles::find_object::<Wq>(object().cast()) {
+                count(&wq.qp.unacknowledged_events);
             }
         }
         _ => {}

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use verbs_abi::*;
 
 use crate::abi_cell::AbiCell;
-use crate::live;
+use crate::live_handles;
 use crate::qp::Qp;
-use crate::qp_state::QpType;
+use crate::qp_attributes::QpType;
 use crate::steering::SteeringFlow;
 use nic_core::flows::{FlowKind, FlowRule, HeaderMatch, field, layer};
 
@@ -21,23 +21,23 @@ struct FlowHandle {
     flow_slot: usize,
 }
 
-live::object!(FlowHandle, ibv_flow);
+live_handles::object!(FlowHandle, ibv_flow);
 
 pub(super) fn create_flow(
     qp: *mut ibv_qp,
     attr: *mut ibv_flow_attr,
 ) -> Result<*mut ibv_flow, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
-    let flow = flow_of(&qp, attr)?;
+    let qp = live_handles::find_object::<Qp>(qp).ok_or(libc::EINVAL)?;
+    let flow = parse_flow_attr(&qp, attr)?;
     let nic = qp.nic;
-    let place = nic.flows.add(&nic.fabric, &flow)?;
+    let place = nic.flows.add_flow(&nic.fabric, &flow)?;
     qp.multicast_group_or_flow_count
         .fetch_add(1, Ordering::Relaxed);
     let mut abi = ibv_flow::zeroed();
     abi.context = qp.context.handle();
     abi.handle = u32::try_from(place).map_err(|_| libc::ENOMEM)?;
-    Ok(live::hand_out(Arc::new(FlowHandle {
+    Ok(live_handles::make_handle(Arc::new(FlowHandle {
         abi: AbiCell::new(abi),
         qp,
         flow_slot: place,
@@ -46,7 +46,7 @@ pub(super) fn create_flow(
 
 /// Returns the flow that the program describes: attributes with specifications behind them.
 #[allow(unsafe_code)]
-fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<SteeringFlow, c_int> {
+fn parse_flow_attr(qp: &Qp, attr: *const ibv_flow_attr) -> Result<SteeringFlow, c_int> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
@@ -83,16 +83,16 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<SteeringFlow, c_int> {
             drop: false,
             pattern: HeaderMatch::any(),
         },
-        tag: 0,
+        flow_tag: 0,
         rss_config_slot: qp.rss_table.as_ref().map(|spread| spread.segment_slot),
     };
-    add_specs(&mut flow, attr.wrapping_add(1).cast(), first.num_of_specs)?;
+    add_flow_specs(&mut flow, attr.wrapping_add(1).cast(), first.num_of_specs)?;
     Ok(flow)
 }
 
 /// Adds the `count` specifications from `spec` on, which lie behind the program's attributes.
 #[allow(unsafe_code)]
-fn add_specs(flow: &mut SteeringFlow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
+fn add_flow_specs(flow: &mut SteeringFlow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
     let mut seen = Vec::new();
     for _ in 0..count {
         // SAFETY: each of the `count` specifications starts with its type and its size (`ibv_create_flow(3)`); they need
@@ -110,7 +110,7 @@ fn add_specs(flow: &mut SteeringFlow, mut spec: *const u8, count: u8) -> Result<
         }
         // SAFETY: a specification is as long as its header says (`ibv_create_flow(3)`).
         let bytes = unsafe { std::slice::from_raw_parts(spec, size) };
-        add_spec(flow, header.r#type, bytes)?;
+        add_flow_spec(flow, header.r#type, bytes)?;
         spec = spec.wrapping_add(size);
     }
     Ok(())
@@ -118,7 +118,11 @@ fn add_specs(flow: &mut SteeringFlow, mut spec: *const u8, count: u8) -> Result<
 
 /// Adds one specification.
 #[allow(unsafe_code)]
-fn add_spec(flow: &mut SteeringFlow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<(), c_int> {
+fn add_flow_spec(
+    flow: &mut SteeringFlow,
+    kind: ibv_flow_spec_type,
+    spec: &[u8],
+) -> Result<(), c_int> {
     /// Reads a specification that is long enough.
     macro_rules! read {
         ($type:ty) => {{
@@ -170,7 +174,7 @@ fn add_spec(flow: &mut SteeringFlow, kind: ibv_flow_spec_type, spec: &[u8]) -> R
                 layer::UDP
             };
         }
-        IBV_FLOW_SPEC_ACTION_TAG => flow.tag = read!(ibv_flow_spec_action_tag).tag_id,
+        IBV_FLOW_SPEC_ACTION_TAG => flow.flow_tag = read!(ibv_flow_spec_action_tag).tag_id,
         IBV_FLOW_SPEC_ACTION_DROP => flow.rule.drop = true,
         _ => return Err(libc::EOPNOTSUPP),
     }
@@ -178,14 +182,14 @@ fn add_spec(flow: &mut SteeringFlow, kind: ibv_flow_spec_type, spec: &[u8]) -> R
 }
 
 /// An integer or an array of integers, as its bytes in memory.
-trait Field {
+trait FieldBytes {
     fn bytes(&self) -> &[u8];
 }
 
 macro_rules! fields {
     ($($type:ty),+) => {$(
         #[allow(unsafe_code)]
-        impl Field for $type {
+        impl FieldBytes for $type {
             fn bytes(&self) -> &[u8] {
                 // SAFETY: an integer or an array of bytes: initialised, without padding.
                 unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
@@ -196,15 +200,15 @@ macro_rules! fields {
 
 fields!(u8, u16, u32, [u8; 6], [u8; 16]);
 
-fn bytes(field: &impl Field) -> &[u8] {
+fn bytes(field: &impl FieldBytes) -> &[u8] {
     field.bytes()
 }
 
 pub(super) fn destroy_flow(handle: *mut ibv_flow) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let flow = live::take_back::<FlowHandle>(handle).ok_or(libc::EINVAL)?;
+    let flow = live_handles::take_back_handle::<FlowHandle>(handle).ok_or(libc::EINVAL)?;
     let nic = flow.qp.nic;
-    nic.flows.remove(&nic.fabric, flow.flow_slot);
+    nic.flows.remove_flow(&nic.fabric, flow.flow_slot);
     flow.qp
         .multicast_group_or_flow_count
         .fetch_sub(1, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use link::PacketFlow;
 use roce::mad::MAD_BYTES;
 use verbs_abi::Gsi;
 
-use crate::process;
+use crate::process_nic;
 
 /// Returns the functions by which connection management reaches the ports of other hosts.
 #[must_use]
@@ -14,13 +14,13 @@ pub fn gsi_functions() -> &'static Gsi {
     static GSI: Gsi = Gsi {
         route: resolve_route,
         open: open_gsi_socket,
-        send,
+        send: send_mad,
     };
     &GSI
 }
 
 unsafe extern "C" fn resolve_route(dgid: *mut u8) -> c_int {
-    let Ok(nic) = process::process_nic() else {
+    let Ok(nic) = process_nic::process_nic() else {
         return 0;
     };
     let dgid = dgid.cast::<[u8; 16]>();
@@ -33,7 +33,7 @@ unsafe extern "C" fn resolve_route(dgid: *mut u8) -> c_int {
 }
 
 extern "C" fn open_gsi_socket() -> c_int {
-    let Ok(nic) = process::process_nic() else {
+    let Ok(nic) = process_nic::process_nic() else {
         return -libc::ENODEV;
     };
     match nic.open_network() {
@@ -42,8 +42,8 @@ extern "C" fn open_gsi_socket() -> c_int {
     }
 }
 
-unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c_int {
-    let Ok(nic) = process::process_nic() else {
+unsafe extern "C" fn send_mad(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c_int {
+    let Ok(nic) = process_nic::process_nic() else {
         return libc::ENODEV;
     };
     // SAFETY: 16, 16 and 256 bytes, as `Gsi` says.

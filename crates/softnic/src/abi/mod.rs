@@ -11,17 +11,17 @@ mod context;
 mod cq;
 #[allow(unsafe_code)]
 mod cq_ex;
+#[allow(unsafe_code)]
+mod data_path;
 mod device;
 mod dm;
 mod domain;
 #[allow(unsafe_code)]
 mod edge;
-mod entry;
+mod entry_points;
 mod event;
 #[allow(unsafe_code)]
-mod fast;
-#[allow(unsafe_code)]
-mod faulty;
+mod fault_injection;
 mod flow;
 #[allow(unsafe_code)]
 pub(crate) mod gsi;
@@ -34,9 +34,9 @@ mod qp;
 #[allow(unsafe_code)]
 mod qp_ex;
 mod query;
+mod require_unused;
 mod srq;
-mod tags;
-mod usage;
+mod tag_matching;
 mod wq;
 mod xrc;
 
@@ -45,7 +45,7 @@ use verbs_abi::{LaterSymbols, Symbols};
 /// Returns the software NIC as a provider: the entry points of libibverbs, bound to this process's NIC.
 #[must_use]
 pub fn symbols() -> &'static Symbols {
-    use entry::*;
+    use entry_points::*;
     static SYMBOLS: Symbols = Symbols {
         ibv_get_device_list,
         ibv_free_device_list,
@@ -97,7 +97,7 @@ pub fn symbols() -> &'static Symbols {
 /// Returns the software NIC's entry points that libibverbs got after version 1.1.
 #[must_use]
 pub fn later_symbols() -> &'static LaterSymbols {
-    use entry::*;
+    use entry_points::*;
     static SYMBOLS: LaterSymbols = LaterSymbols {
         ibv_get_pkey_index,
         ibv_qp_to_qp_ex,

@@ -11,7 +11,7 @@ use crate::abi_cell::AbiCell;
 use crate::capabilities::OptionalFeature;
 use crate::dm::Dm;
 use crate::imports::{find_key_in_shared_pd, pd_derived_object_count};
-use crate::live;
+use crate::live_handles;
 use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
@@ -35,7 +35,7 @@ pub(super) struct Mr {
     imported_from: Option<Arc<Peer>>,
 }
 
-live::object!(Mr, ibv_mr);
+live_handles::object!(Mr, ibv_mr);
 
 /// The present registration of a region.
 struct CurrentRegistration {
@@ -43,11 +43,11 @@ struct CurrentRegistration {
     range: RegisteredRange,
     access: c_int,
     /// Keeps the backing memory for peers.
-    backing: ReachabilityGuard,
+    reachability_guard: ReachabilityGuard,
     /// False after a re-registration that failed.
-    registered: bool,
+    is_registered: bool,
     /// True if a re-registration found that an importer had destroyed the region, and the domain no longer counts it.
-    destroyed_by_importer: bool,
+    was_destroyed_by_importer: bool,
 }
 
 impl Mr {
@@ -68,7 +68,7 @@ impl Mr {
         abi.handle = key;
         abi.lkey = key;
         abi.rkey = rkey;
-        live::hand_out(Arc::new(Self {
+        live_handles::make_handle(Arc::new(Self {
             abi: AbiCell::new(abi),
             creation_key: key,
             current_registration: Mutex::new(now),
@@ -142,15 +142,16 @@ pub(super) fn register_mr(
         pd.context
             .nic
             .capabilities
-            .require(OptionalFeature::OnDemandPaging)?;
+            .require_feature(OptionalFeature::OnDemandPaging)?;
     }
     let (key, hold) = check_region_and_enter_in_key_table(&pd, range, access, |nic, new| {
         // Processes that share the domain use its keys side by side.
         let taken =
             |key| find_key_in_shared_pd(nic, nic.this_process(), pd.local_number, key).is_some();
-        nic.keys.register_under_new_key(&nic.fabric, new, taken)
+        nic.key_table
+            .register_under_new_key(&nic.fabric, new, taken)
     })?;
-    Ok(new_mr(pd, range, access, ((key, key), hold), dm))
+    Ok(make_mr_handle(pd, range, access, ((key, key), hold), dm))
 }
 
 /// Makes the region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum
@@ -174,11 +175,11 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
         backing: &RangeBacking::null(),
     };
     let key = nic
-        .keys
+        .key_table
         .register_under_new_key(&nic.fabric, &new, |_| false)?;
     // `mlx5_alloc_null_mr` of rdma-core, whose driver alone has this verb, gives no R_Key either.
     let keys = (key, 0);
-    Ok(new_mr(
+    Ok(make_mr_handle(
         pd,
         &range,
         access,
@@ -188,7 +189,7 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
 }
 
 /// Makes the program's handle of a region that has been entered in the key table.
-fn new_mr(
+fn make_mr_handle(
     pd: Arc<Pd>,
     range: &RegisteredRange,
     access: c_int,
@@ -200,9 +201,9 @@ fn new_mr(
         pd,
         range: *range,
         access,
-        backing,
-        registered: true,
-        destroyed_by_importer: false,
+        reachability_guard: backing,
+        is_registered: true,
+        was_destroyed_by_importer: false,
     };
     // A program has no address for device memory.
     let addr = if dm.is_some() {
@@ -319,16 +320,18 @@ pub(super) fn rereg_mr(
         changes.then(|| Pd::find_usable(pd)).flatten()
     };
     let mut given_up = false;
-    let changed = live::find::<Mr>(handle).ok_or(libc::EINVAL).and_then(|mr| {
-        let change = RequestedChanges {
-            flags,
-            pd: pd(),
-            addr,
-            length,
-            access,
-        };
-        rereg(&mr, change, &mut given_up)
-    });
+    let changed = live_handles::find_object::<Mr>(handle)
+        .ok_or(libc::EINVAL)
+        .and_then(|mr| {
+            let change = RequestedChanges {
+                flags,
+                pd: pd(),
+                addr,
+                length,
+                access,
+            };
+            rereg(&mr, change, &mut given_up)
+        });
     let Err(errno) = changed else { return 0 };
     set_errno(errno);
     if given_up {
@@ -384,20 +387,21 @@ fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c
         now.range
     };
     let ((), hold) = check_region_and_enter_in_key_table(&pd, &range, access, |nic, new| {
-        if now.destroyed_by_importer {
+        if now.was_destroyed_by_importer {
             return Err(libc::ENOENT);
         }
-        if now.registered {
-            now.destroyed_by_importer = !nic.keys.deregister(&nic.fabric, mr.creation_key)?;
+        if now.is_registered {
+            now.was_destroyed_by_importer =
+                !nic.key_table.deregister(&nic.fabric, mr.creation_key)?;
         }
-        now.registered = false;
+        now.is_registered = false;
         *given_up = true;
-        if now.destroyed_by_importer {
+        if now.was_destroyed_by_importer {
             return Err(libc::ENOENT);
         }
-        nic.keys
+        nic.key_table
             .register_under_given_key(&nic.fabric, mr.creation_key, new)?;
-        now.registered = true;
+        now.is_registered = true;
         Ok(())
     })?;
     pd.add_user();
@@ -406,7 +410,7 @@ fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c
     now.pd = pd;
     now.range = range;
     now.access = access;
-    now.backing = hold;
+    now.reachability_guard = hold;
     Ok(())
 }
 
@@ -424,7 +428,7 @@ fn update_program_mr(mr: &Mr, pd: &Pd, range: &RegisteredRange) {
 }
 
 pub(super) fn dereg_mr(handle: *mut ibv_mr) -> Result<(), c_int> {
-    let mr = live::find::<Mr>(handle).ok_or(libc::EINVAL)?;
+    let mr = live_handles::find_object::<Mr>(handle).ok_or(libc::EINVAL)?;
     // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
     let in_use = deregister(&mr)?;
     take_back_mr_handle(handle, in_use)
@@ -435,10 +439,10 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
     let now = lock(&mr.current_registration);
     let nic = now.pd.context.nic;
     let Some(owner) = &mr.imported_from else {
-        return if now.registered {
-            nic.keys.deregister(&nic.fabric, mr.creation_key)
+        return if now.is_registered {
+            nic.key_table.deregister(&nic.fabric, mr.creation_key)
         } else {
-            Ok(!now.destroyed_by_importer)
+            Ok(!now.was_destroyed_by_importer)
         };
     };
     if owner.kernel_says_ended() {
@@ -457,7 +461,7 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
 
 /// Takes a handle back.
 fn take_back_mr_handle(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
-    let mr = live::take_back::<Mr>(handle).ok_or(libc::EINVAL)?;
+    let mr = live_handles::take_back_handle::<Mr>(handle).ok_or(libc::EINVAL)?;
     // An import does not count as a use of its domain.
     if mr.imported_from.is_none() {
         let pd = Arc::clone(&lock(&mr.current_registration).pd);
@@ -468,7 +472,7 @@ fn take_back_mr_handle(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
         }
     }
     if let Some(dm) = &mr.dm {
-        dm.uncount_region();
+        dm.remove_region_use();
     }
     Ok(())
 }
@@ -485,7 +489,7 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
         .map(|(index, _)| (Arc::clone(nic.this_process()), index));
     let others = || {
         find_key_in_shared_pd(nic, nic.this_process(), pd.local_number, key)
-            .map(|found| (found.owner, found.index))
+            .map(|found| (found.owner, found.key_table_index))
     };
     let (owner, index) = own.or_else(others).ok_or(libc::ENOENT)?;
     let shared = owner.segment.mr(index).ok_or(libc::ENOENT)?;
@@ -500,9 +504,9 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
         },
         access: shared.access.load(Ordering::Relaxed).cast_signed(),
         pd,
-        backing: ReachabilityGuard::Nothing,
-        registered: true,
-        destroyed_by_importer: false,
+        reachability_guard: ReachabilityGuard::Nothing,
+        is_registered: true,
+        was_destroyed_by_importer: false,
     };
     // "The addr field of an imported MR is NULL" (`ibv_import_mr(3)`).
     Ok(Mr::make_handle(
@@ -517,7 +521,7 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
 /// Takes the handle back and leaves the region as it is. An own region that no other process has destroyed stays
 /// registered until this process ends, as `ibv_unimport_mr(3)` leaves it in the kernel.
 pub(super) fn unimport_mr(handle: *mut ibv_mr) {
-    let Some(mr) = live::find::<Mr>(handle) else {
+    let Some(mr) = live_handles::find_object::<Mr>(handle) else {
         return;
     };
     let nic = lock(&mr.current_registration).pd.context.nic;
@@ -541,7 +545,7 @@ pub(super) fn advise_mr(
     num_sges: u32,
 ) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let pd = live::find::<Pd>(pd).ok_or(libc::EINVAL)?;
+    let pd = live_handles::find_object::<Pd>(pd).ok_or(libc::EINVAL)?;
     if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || num_sges == 0 || sges.is_null() {
         return Err(libc::EINVAL);
     }
@@ -556,7 +560,7 @@ pub(super) fn advise_mr(
     // Pages need not be fetched: the advice is checked, and takes effect at the first access.
     let good = sges.iter().all(|sge| {
         let mut cache = crate::region_cache::RegionCache::new();
-        crate::sge::checked_sge(nic, &mut cache, pd.local_number, sge, write).is_ok()
+        crate::sge::check_and_pin_sge(nic, &mut cache, pd.local_number, sge, write).is_ok()
     });
     if good { Ok(()) } else { Err(libc::EINVAL) }
 }

@@ -8,7 +8,7 @@ use verbs_abi::*;
 use super::edge::In;
 use super::mr::Mr;
 use crate::capabilities::OptionalFeature;
-use crate::live;
+use crate::live_handles;
 use crate::mw::Mw;
 use crate::pd::Pd;
 use crate::qp::Qp;
@@ -24,18 +24,21 @@ pub(super) fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> Result<*mut ibv
         _ => return Err(libc::EINVAL),
     };
     let nic = pd.context.nic;
-    nic.capabilities.require(OptionalFeature::MemoryWindows)?;
+    nic.capabilities
+        .require_feature(OptionalFeature::MemoryWindows)?;
     let window = nic
-        .keys
+        .key_table
         .alloc_window(&nic.fabric, window_type, pd.local_number)?;
-    Ok(live::hand_out(Arc::new(Mw::new(pd, mw_type, window))))
+    Ok(live_handles::make_handle(Arc::new(Mw::new(
+        pd, mw_type, window,
+    ))))
 }
 
 pub(super) fn dealloc_mw(mw: *mut ibv_mw) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let mw = live::take_back::<Mw>(mw).ok_or(libc::EINVAL)?;
+    let mw = live_handles::take_back_handle::<Mw>(mw).ok_or(libc::EINVAL)?;
     let nic = mw.pd.context.nic;
-    nic.keys.free_window(&nic.fabric, mw.id);
+    nic.key_table.free_window(&nic.fabric, mw.id);
     mw.pd.remove_user();
     Ok(())
 }
@@ -48,8 +51,8 @@ pub(super) fn bind_mw(
     mw: *mut ibv_mw,
     bind: In<'_, ibv_mw_bind>,
 ) -> Result<(), c_int> {
-    let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
-    let window = live::find::<Mw>(mw).ok_or(libc::EINVAL)?;
+    let qp = live_handles::find_object::<Qp>(qp).ok_or(libc::EINVAL)?;
+    let window = live_handles::find_object::<Mw>(mw).ok_or(libc::EINVAL)?;
     let bind = bind.get()?;
     let info = bind.bind_info;
     if info.mr.is_null() && (info.addr != 0 || info.length != 0) {
@@ -62,7 +65,7 @@ pub(super) fn bind_mw(
     let foreign_mr = if info.mr.is_null() {
         false
     } else {
-        let mr = live::find::<Mr>(info.mr).ok_or(libc::EINVAL)?;
+        let mr = live_handles::find_object::<Mr>(info.mr).ok_or(libc::EINVAL)?;
         !mr.is_in_pd(&window.pd)
     };
     if qp.pd_number != window.pd.local_number || foreign_mr {

@@ -11,13 +11,13 @@ use verbs_abi::*;
 
 use super::context::{context_of, device_of, nic_of};
 use super::edge::{In, Out, c_functions};
-use super::usage::require_unused;
+use super::require_unused::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::comp_cntr::{self, CompCntr, CountedQp};
-use crate::live;
+use crate::live_handles;
 use crate::pd::Pd;
 use crate::qp::Qp;
-use crate::qp_state::QpState;
+use crate::qp_attributes::QpState;
 
 type HandleResult<T> = Result<*mut T, c_int>;
 type VerbResult = Result<(), c_int>;
@@ -71,7 +71,7 @@ struct DmaHandle {
     abi: AbiCell<ibv_dmah>,
 }
 
-live::object!(DmaHandle, ibv_dmah);
+live_handles::object!(DmaHandle, ibv_dmah);
 
 fn alloc_dmah(
     context: *mut ibv_context,
@@ -94,11 +94,11 @@ fn alloc_dmah(
         return Err(libc::EINVAL);
     }
     let abi = AbiCell::new(ibv_dmah { context });
-    Ok(live::hand_out(Arc::new(DmaHandle { abi })))
+    Ok(live_handles::make_handle(Arc::new(DmaHandle { abi })))
 }
 
 fn dealloc_dmah(dmah: *mut ibv_dmah) -> VerbResult {
-    live::take_back::<DmaHandle>(dmah)
+    live_handles::take_back_handle::<DmaHandle>(dmah)
         .ok_or(libc::EINVAL)
         .map(drop)
 }
@@ -139,9 +139,9 @@ struct Buf {
 const _: () = assert!(std::mem::offset_of!(Buf, abi) == 0);
 const _: () = assert!(size_of::<usize>() == size_of::<ibv_buf>());
 
-impl live::VerbsObject for Buf {
+impl live_handles::VerbsObject for Buf {
     type C = ibv_buf;
-    const KIND: &'static str = "ibv_buf";
+    const C_STRUCT_NAME: &'static str = "ibv_buf";
 }
 
 impl Drop for Buf {
@@ -160,12 +160,12 @@ fn alloc_buf(pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> Handle
     let addr = memory.as_ptr().cast();
     pd.add_user();
     let abi = AbiCell::new(size);
-    place.write(live::hand_out(Arc::new(Buf { abi, memory, pd })));
+    place.write(live_handles::make_handle(Arc::new(Buf { abi, memory, pd })));
     Ok(addr)
 }
 
 fn free_buf(buf: *mut ibv_buf) {
-    drop(live::take_back::<Buf>(buf));
+    drop(live_handles::take_back_handle::<Buf>(buf));
 }
 
 /// Checks that memory lies in a buffer that was allocated from that domain.
@@ -178,7 +178,7 @@ pub fn check_in_allocated_buf(
     addr: *mut c_void,
     length: usize,
 ) -> VerbResult {
-    let buf = live::find::<Buf>(buf).ok_or(libc::EINVAL)?;
+    let buf = live_handles::find_object::<Buf>(buf).ok_or(libc::EINVAL)?;
     let start = addr.addr().checked_sub(buf.memory.as_ptr().addr());
     let end = start.and_then(|start| start.checked_add(length));
     let fits = end.is_some_and(|end| end <= buf.memory.len());
@@ -194,7 +194,9 @@ pub fn check_in_allocated_buf(
 /// # Errors
 /// `EINVAL` if it is not.
 pub fn check_dmah(dmah: *mut ibv_dmah) -> VerbResult {
-    live::find::<DmaHandle>(dmah).ok_or(libc::EINVAL).map(drop)
+    live_handles::find_object::<DmaHandle>(dmah)
+        .ok_or(libc::EINVAL)
+        .map(drop)
 }
 
 fn query_comp_cntr_caps(
@@ -235,16 +237,16 @@ fn create_comp_cntr(
         return Err(libc::EINVAL);
     }
     let counter = CompCntr::new(context).ok_or(libc::ENOMEM)?;
-    Ok(live::hand_out(Arc::new(counter)))
+    Ok(live_handles::make_handle(Arc::new(counter)))
 }
 
-fn find(counter: *mut ibv_comp_cntr) -> Result<Arc<CompCntr>, c_int> {
-    live::find::<CompCntr>(counter).ok_or(libc::EINVAL)
+fn find_comp_cntr(counter: *mut ibv_comp_cntr) -> Result<Arc<CompCntr>, c_int> {
+    live_handles::find_object::<CompCntr>(counter).ok_or(libc::EINVAL)
 }
 
 fn destroy_comp_cntr(counter: *mut ibv_comp_cntr) -> VerbResult {
-    require_unused(&find(counter)?.attach_count)?;
-    live::take_back::<CompCntr>(counter)
+    require_unused(&find_comp_cntr(counter)?.attach_count)?;
+    live_handles::take_back_handle::<CompCntr>(counter)
         .ok_or(libc::EINVAL)
         .map(drop)
 }
@@ -254,8 +256,8 @@ fn attach_comp_cntr(
     counter: *mut ibv_comp_cntr,
     attr: In<'_, ibv_qp_attach_comp_cntr_attr>,
 ) -> VerbResult {
-    let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
-    let counter = find(counter)?;
+    let qp = live_handles::find_object::<Qp>(qp).ok_or(libc::EINVAL)?;
+    let counter = find_comp_cntr(counter)?;
     let attr = attr.get()?;
     if attr.comp_mask != 0 || attr.op_mask & !comp_cntr::SUPPORTED_OPS != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -265,7 +267,7 @@ fn attach_comp_cntr(
     }
     let qpn = qp.qpn;
     let qp: Arc<dyn CountedQp> = qp;
-    comp_cntr::attach(qpn, Arc::downgrade(&qp), &counter, attr.op_mask)
+    comp_cntr::attach_counter(qpn, Arc::downgrade(&qp), &counter, attr.op_mask)
 }
 
 impl CountedQp for Qp {
@@ -278,40 +280,44 @@ impl CountedQp for Qp {
 }
 
 fn set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> VerbResult {
-    find(counter)?.succeeded_wrs.store(value, Ordering::Release);
+    find_comp_cntr(counter)?
+        .succeeded_wr_count
+        .store(value, Ordering::Release);
     Ok(())
 }
 
 fn set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> VerbResult {
-    find(counter)?.failed_wrs.store(value, Ordering::Release);
+    find_comp_cntr(counter)?
+        .failed_wr_count
+        .store(value, Ordering::Release);
     Ok(())
 }
 
 fn inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult {
-    find(counter)?
-        .succeeded_wrs
+    find_comp_cntr(counter)?
+        .succeeded_wr_count
         .fetch_add(amount, Ordering::Release);
     Ok(())
 }
 
 fn inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult {
-    find(counter)?
-        .failed_wrs
+    find_comp_cntr(counter)?
+        .failed_wr_count
         .fetch_add(amount, Ordering::Release);
     Ok(())
 }
 
 fn read_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult {
-    let (counter, place) = (find(counter)?, value.get()?);
+    let (counter, place) = (find_comp_cntr(counter)?, value.get()?);
     comp_cntr::poll_counted_qps(&counter);
-    place.write(counter.succeeded_wrs.load(Ordering::Acquire));
+    place.write(counter.succeeded_wr_count.load(Ordering::Acquire));
     Ok(())
 }
 
 fn read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult {
-    let (counter, place) = (find(counter)?, value.get()?);
+    let (counter, place) = (find_comp_cntr(counter)?, value.get()?);
     comp_cntr::poll_counted_qps(&counter);
-    place.write(counter.failed_wrs.load(Ordering::Acquire));
+    place.write(counter.failed_wr_count.load(Ordering::Acquire));
     Ok(())
 }
 

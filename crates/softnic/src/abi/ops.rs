@@ -5,7 +5,10 @@ use std::ffi::{c_int, c_uint};
 use verbs_abi::*;
 
 use super::edge::{In, InConst, InOut, control_verbs};
-use super::{cq, cq_ex, dm, domain, fast, faulty, flow, mr, mw, qp, query, srq, tags, wq, xrc};
+use super::{
+    cq, cq_ex, data_path, dm, domain, fault_injection, flow, mr, mw, qp, query, srq, tag_matching,
+    wq, xrc,
+};
 use crate::faults;
 
 type HandleResult<T> = Result<*mut T, c_int>;
@@ -45,7 +48,7 @@ control_verbs! {
     create_srq_ex => srq::create_srq_ex,
         (context: *mut ibv_context, init: InOut<ibv_srq_init_attr_ex>) -> HandleResult<ibv_srq>;
     get_srq_num => srq::get_srq_num, (srq: *mut ibv_srq, number: InOut<u32>) -> VerbResult;
-    post_srq_ops => tags::post_srq_ops,
+    post_srq_ops => tag_matching::post_srq_ops,
         (srq: *mut ibv_srq, wr: *mut ibv_ops_wr, bad_wr: InOut<*mut ibv_ops_wr>) -> VerbResult;
     open_xrcd => xrc::open_xrcd, (context: *mut ibv_context, init: In<ibv_xrcd_init_attr>) -> HandleResult<ibv_xrcd>;
     close_xrcd => xrc::close_xrcd, (xrcd: *mut ibv_xrcd) -> VerbResult;
@@ -96,16 +99,16 @@ pub(super) fn verbs_ops() -> verbs_context {
     abi.create_rwq_ind_table = Some(create_rwq_ind_table);
     abi.destroy_rwq_ind_table = Some(destroy_rwq_ind_table);
     let ops = &mut abi.context.ops;
-    ops.poll_cq = Some(fast::poll_cq);
-    ops.req_notify_cq = Some(fast::req_notify_cq);
-    ops.post_send = Some(fast::post_send);
-    ops.post_recv = Some(fast::post_recv);
-    ops.post_srq_recv = Some(fast::post_srq_recv);
+    ops.poll_cq = Some(data_path::poll_cq);
+    ops.req_notify_cq = Some(data_path::req_notify_cq);
+    ops.post_send = Some(data_path::post_send);
+    ops.post_recv = Some(data_path::post_recv);
+    ops.post_srq_recv = Some(data_path::post_srq_recv);
     ops.alloc_mw = Some(alloc_mw);
     ops.bind_mw = Some(bind_mw);
     ops.dealloc_mw = Some(dealloc_mw);
     if faults::has_plan() {
-        faulty::install_faulty_ops(ops);
+        fault_injection::install_faulty_ops(ops);
     }
     abi
 }

@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::{In, InOut, Out};
-use super::usage::require_unused;
+use super::require_unused::require_unused;
 use super::xrc::XrcdHandle;
 use super::{qp_ex, wq};
 use crate::capabilities::{Limits, OptionalFeature};
@@ -16,10 +16,10 @@ use crate::comp_cntr;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::LinkLayer;
-use crate::live;
+use crate::live_handles;
 use crate::pd::Pd;
 use crate::qp::{NewQp, Qp};
-use crate::qp_state::QpType;
+use crate::qp_attributes::QpType;
 use crate::registry;
 use crate::send::WrBuilder;
 use crate::srq::Srq;
@@ -35,7 +35,7 @@ pub(super) fn create_qp(
     init: InOut<'_, ibv_qp_init_attr>,
 ) -> Result<*mut ibv_qp, c_int> {
     let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
-    new_qp(pd, init.get()?, None).map(live::hand_out)
+    new_qp(pd, init.get()?, None).map(live_handles::make_handle)
 }
 
 pub(super) fn create_qp_ex(
@@ -64,7 +64,7 @@ pub(super) fn create_qp_ex(
         if flags || mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        return wq::create_spreading_qp(context, attr);
+        return wq::create_rss_qp(context, attr);
     }
     if mask & !KNOWN_INIT_ATTR_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -112,7 +112,7 @@ fn create_ordinary_qp_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, 
     if let Some(ops) = ops {
         qp_ex::install_wr_functions(&qp, ops);
     }
-    Ok(live::hand_out(qp))
+    Ok(live_handles::make_handle(qp))
 }
 
 /// The queues in which a queue pair completes and from which it receives.
@@ -123,18 +123,19 @@ struct QpQueues {
 }
 
 impl QpQueues {
-    fn of(qp_type: QpType, init: &ibv_qp_init_attr) -> Result<Self, c_int> {
+    fn from_init_attr(qp_type: QpType, init: &ibv_qp_init_attr) -> Result<Self, c_int> {
         let no_cq =
             |name| why::einval_because(|| format!("{name} is no completion queue of this process"));
-        let send_cq = live::find::<Cq>(init.send_cq).ok_or_else(|| no_cq("send_cq"))?;
+        let send_cq =
+            live_handles::find_object::<Cq>(init.send_cq).ok_or_else(|| no_cq("send_cq"))?;
         let (recv_cq, srq) = match qp_type {
             // Such a queue pair is made from a domain: `create_xrc_recv`.
             QpType::XrcRecv => return Err(libc::EINVAL),
             // Such a queue pair receives nothing.
             QpType::XrcSend => (Arc::clone(&send_cq), None),
             _ => (
-                live::find::<Cq>(init.recv_cq).ok_or_else(|| no_cq("recv_cq"))?,
-                live::find::<Srq>(init.srq),
+                live_handles::find_object::<Cq>(init.recv_cq).ok_or_else(|| no_cq("recv_cq"))?,
+                live_handles::find_object::<Srq>(init.srq),
             ),
         };
         if let Some(cq) = srq.as_ref().and_then(|srq| srq.tag_ops_cq.as_ref())
@@ -152,7 +153,7 @@ impl QpQueues {
 
     /// # Errors
     /// `EINVAL`: one of them is of another device than `context`.
-    fn require_device_of(&self, context: &Context) -> Result<(), c_int> {
+    fn require_same_device(&self, context: &Context) -> Result<(), c_int> {
         context.require_same_device(self.send_cq.context)?;
         context.require_same_device(self.recv_cq.context)?;
         self.srq
@@ -183,10 +184,10 @@ fn new_qp(
         return Err(libc::EOPNOTSUPP);
     }
     if !init.srq.is_null() {
-        can.require(OptionalFeature::Srq)?;
+        can.require_feature(OptionalFeature::Srq)?;
     }
-    let queues = QpQueues::of(qp_type, init)?;
-    queues.require_device_of(context)?;
+    let queues = QpQueues::from_init_attr(qp_type, init)?;
+    queues.require_same_device(context)?;
     let sends_xrc = qp_type == QpType::XrcSend;
     set_granted_caps(&mut init.cap, sends_xrc, queues.srq.is_some(), &can.limits)?;
     let mut abi = ibv_qp::zeroed();
@@ -198,7 +199,7 @@ fn new_qp(
     abi.srq = init.srq;
     abi.qp_type = init.qp_type;
     let (number, domain) = (pd.local_number, Some(Arc::clone(&pd)));
-    let qp = registry::of(context.nic).add_qp(context.nic, |index| {
+    let qp = registry::objects_of_nic(context.nic).add_qp(context.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let new = NewQp {
             context,
@@ -211,10 +212,10 @@ fn new_qp(
             srq: queues.srq,
             init_attr: *init,
             builder,
-            xrc: if sends_xrc {
+            xrc_role: if sends_xrc {
                 XrcRole::Send
             } else {
-                XrcRole::No
+                XrcRole::NotXrc
             },
             rss_table: None,
         };
@@ -226,9 +227,9 @@ fn new_qp(
         srq.qp_count.fetch_add(1, Ordering::Relaxed);
     }
     pd.add_user();
-    qp.send_cq.add_sender(&qp);
+    qp.send_cq.add_sending_qp(&qp);
     if !sends_xrc {
-        qp.recv_cq.add_receiver(&qp);
+        qp.recv_cq.add_receiving_qp(&qp);
     }
     Ok(qp)
 }
@@ -279,7 +280,7 @@ fn create_xrc_recv(
     if !c.nic.capabilities.supports_qp_type(QpType::XrcRecv) {
         return Err(libc::EOPNOTSUPP);
     }
-    let handle = live::find::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
+    let handle = live_handles::find_object::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
     let domain = &handle.domain;
     c.require_same_device(domain.cq_seen_by_peers.context)?;
     let mut abi = ibv_qp::zeroed();
@@ -294,7 +295,7 @@ fn create_xrc_recv(
     let mut init_attr = ibv_qp_init_attr::zeroed();
     init_attr.qp_context = init.qp_context;
     init_attr.qp_type = init.qp_type;
-    let qp = registry::of(c.nic).add_qp(c.nic, |index| {
+    let qp = registry::objects_of_nic(c.nic).add_qp(c.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let new = NewQp {
             context: c,
@@ -307,7 +308,7 @@ fn create_xrc_recv(
             srq: None,
             init_attr,
             builder: None,
-            xrc: XrcRole::Recv(Arc::clone(domain), Arc::clone(&handle.qp_and_srq_count)),
+            xrc_role: XrcRole::Recv(Arc::clone(domain), Arc::clone(&handle.qp_and_srq_count)),
             rss_table: None,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
@@ -317,8 +318,8 @@ fn create_xrc_recv(
     }
     domain.cq_seen_by_peers.add_users(2);
     handle.qp_and_srq_count.fetch_add(1, Ordering::Relaxed);
-    domain.add_receiver(&qp);
-    Ok(live::hand_out(qp))
+    domain.add_receiving_qp(&qp);
+    Ok(live_handles::make_handle(qp))
 }
 
 /// Executes `ibv_open_qp(3)`: adds a use of an XRC receive queue pair. The queue pair ends when each of its users has
@@ -340,16 +341,17 @@ pub(super) fn open_qp(
     {
         return Err(libc::EINVAL);
     }
-    let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
-    let qp = registry::of(context.nic)
+    let handle = live_handles::find_object::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
+    let qp = registry::objects_of_nic(context.nic)
         .qp_by_number(attr.qp_num)
         .ok_or(libc::EINVAL)?;
-    let same = matches!(&qp.xrc, XrcRole::Recv(domain, _) if Arc::ptr_eq(domain, &handle.domain));
+    let same =
+        matches!(&qp.xrc_role, XrcRole::Recv(domain, _) if Arc::ptr_eq(domain, &handle.domain));
     if !same {
         return Err(libc::EINVAL);
     }
     qp.open_count.fetch_add(1, Ordering::Relaxed);
-    Ok(live::hand_out(qp))
+    Ok(live_handles::make_handle(qp))
 }
 
 pub(super) fn query_qp(
@@ -358,7 +360,9 @@ pub(super) fn query_qp(
     _mask: c_int,
     init: Out<'_, ibv_qp_init_attr>,
 ) -> Result<(), c_int> {
-    let (now, at_creation) = live::find::<Qp>(qp).ok_or(libc::EINVAL)?.query();
+    let (now, at_creation) = live_handles::find_object::<Qp>(qp)
+        .ok_or(libc::EINVAL)?
+        .query();
     attr.put(now);
     init.put(at_creation);
     Ok(())
@@ -369,20 +373,20 @@ pub(super) fn modify_qp(
     attr: In<'_, ibv_qp_attr>,
     mask: c_int,
 ) -> Result<(), c_int> {
-    let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
+    let qp = live_handles::find_object::<Qp>(qp).ok_or(libc::EINVAL)?;
     qp.modify(attr.get()?, mask)
 }
 
 pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
-    let qp = live::find::<Qp>(handle).ok_or(libc::EINVAL)?;
+    let qp = live_handles::find_object::<Qp>(handle).ok_or(libc::EINVAL)?;
     // "ibv_destroy_qp() fails if the QP is attached to a multicast group": the man page. So do flows
     // (`ib_destroy_qp_user` of linux:drivers/infiniband/core/verbs.c counts both).
     require_unused(&qp.multicast_group_or_flow_count)?;
     if qp.open_count.fetch_sub(1, Ordering::AcqRel) > 1 {
-        live::take_back::<Qp>(handle);
+        live_handles::take_back_handle::<Qp>(handle);
         return Ok(());
     }
-    if !live::mark_being_destroyed::<Qp>(handle) {
+    if !live_handles::mark_being_destroyed::<Qp>(handle) {
         return Err(libc::EINVAL);
     }
     qp.destroy();
@@ -390,6 +394,6 @@ pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
     if let Some(pd) = &qp.held_pd {
         pd.remove_user();
     }
-    live::take_back::<Qp>(handle);
+    live_handles::take_back_handle::<Qp>(handle);
     Ok(())
 }

@@ -6,12 +6,12 @@ use std::ffi::{c_int, c_void};
 
 use verbs_abi::*;
 
+use super::data_path::deref_handle;
 use super::edge::{Arg, InConst, slice_from_c};
-use super::fast::deref_handle;
-use super::faulty;
+use super::fault_injection;
 use crate::faults;
 use crate::incidents;
-use crate::live;
+use crate::live_handles;
 use crate::qp::Qp;
 use crate::send::{self, BuiltPostlist, FlushRange, WrBuilder};
 
@@ -86,7 +86,7 @@ pub(super) fn install_wr_functions(qp: &Qp, ops: u64) {
 }
 
 pub(super) fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    match live::find::<Qp>(qp) {
+    match live_handles::find_object::<Qp>(qp) {
         Some(q) if q.builder.is_some() => qp.cast(),
         _ => std::ptr::null_mut(),
     }
@@ -107,7 +107,7 @@ impl<'a> PostlistBeingBuilt<'a> {
     /// `handle` is NULL, or a queue pair that this thread builds a list for: between `ibv_wr_start` and
     /// `ibv_wr_complete` or `ibv_wr_abort`. Until the result ends there is no other for that queue pair.
     #[inline(always)]
-    unsafe fn of(handle: *mut ibv_qp_ex) -> Option<Self> {
+    unsafe fn from_handle(handle: *mut ibv_qp_ex) -> Option<Self> {
         // SAFETY: NULL or live, since the program builds a list for it; `postlist` belongs to this thread, and so do
         // the two fields (contract of this function).
         unsafe {
@@ -116,7 +116,7 @@ impl<'a> PostlistBeingBuilt<'a> {
             Some(Self {
                 qp,
                 builder,
-                postlist: &mut *builder.list(),
+                postlist: &mut *builder.postlist(),
                 wr_id: (*handle).wr_id,
                 wr_flags: (*handle).wr_flags,
             })
@@ -125,7 +125,7 @@ impl<'a> PostlistBeingBuilt<'a> {
 
     /// Begins a work request, with the `wr_id` and `wr_flags` that the program has set.
     #[inline(always)]
-    fn begin(&mut self, opcode: ibv_wr_opcode, fill: impl FnOnce(&mut ibv_send_wr)) {
+    fn begin_wr(&mut self, opcode: ibv_wr_opcode, fill: impl FnOnce(&mut ibv_send_wr)) {
         let mut wr = ibv_send_wr::zeroed();
         wr.wr_id = self.wr_id;
         wr.send_flags = self.wr_flags & !IBV_SEND_INLINE;
@@ -139,13 +139,13 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: NULL or live, since the program begins a list for it (`ibv_wr_post(3)`).
     let qp = unsafe { deref_handle::<Qp>(qp.cast()) };
     if let Some(builder) = qp.and_then(|qp| qp.builder.as_ref()) {
-        builder.acquire_list();
+        builder.acquire_postlist();
     }
 }
 
 unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the program has begun a list from this thread, and ends it here (`ibv_wr_post(3)`).
-    let Some(building) = (unsafe { PostlistBeingBuilt::of(qp) }) else {
+    let Some(building) = (unsafe { PostlistBeingBuilt::from_handle(qp) }) else {
         return libc::EINVAL;
     };
     let PostlistBeingBuilt {
@@ -155,18 +155,20 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
         ..
     } = building;
     let refused = if FAULTS {
-        faulty::injected_errno_for_qp("ibv_wr_complete", qp.fault_plan_identity())
+        fault_injection::decide_injected_errno_for_qp("ibv_wr_complete", qp.fault_plan_identity())
     } else {
         None
     };
     let result = match (refused, postlist.set_pointers()) {
         (Some(errno), _) | (None, Err(errno)) => errno,
         // SAFETY: `link` has made a list of `len` work requests, whose pointers lead to the vectors of `postlist`.
-        (None, Ok((first, len))) => unsafe { send::post_send_all::<XRC, FAULTS>(qp, first, len) },
+        (None, Ok((first, len))) => unsafe {
+            send::post_send_all_or_none::<XRC, FAULTS>(qp, first, len)
+        },
     };
     builder.empty_and_release(postlist);
     if FAULTS {
-        incidents::carry_out_deferred(qp.nic);
+        incidents::carry_out_deferred_incidents(qp.nic);
     }
     result
 }
@@ -181,7 +183,7 @@ macro_rules! building {
                 let $arg = unsafe { <$type as Arg>::from_c($arg) };
             )*
             // SAFETY: the program has begun a list from this thread (`ibv_wr_post(3)`).
-            if let Some($building) = &mut unsafe { PostlistBeingBuilt::of(qp) } {
+            if let Some($building) = &mut unsafe { PostlistBeingBuilt::from_handle(qp) } {
                 $body;
             }
         }
@@ -190,30 +192,30 @@ macro_rules! building {
 
 building! {
     fn wr_abort() = |list| list.builder.empty_and_release(list.postlist);
-    fn wr_send() = |list| list.begin(IBV_WR_SEND, |_| {});
-    fn wr_send_imm(imm: u32) = |list| list.begin(IBV_WR_SEND_WITH_IMM, |wr| wr.imm.imm_data = imm);
-    fn wr_rdma_write(rkey: u32, addr: u64) = |list| list.begin(IBV_WR_RDMA_WRITE, |wr| {
-        wr.wr.rdma = rdma(addr, rkey);
+    fn wr_send() = |list| list.begin_wr(IBV_WR_SEND, |_| {});
+    fn wr_send_imm(imm: u32) = |list| list.begin_wr(IBV_WR_SEND_WITH_IMM, |wr| wr.imm.imm_data = imm);
+    fn wr_rdma_write(rkey: u32, addr: u64) = |list| list.begin_wr(IBV_WR_RDMA_WRITE, |wr| {
+        wr.wr.rdma = rdma_wr_fields(addr, rkey);
     });
     fn wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = |list| {
-        list.begin(IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
-            wr.wr.rdma = rdma(addr, rkey);
+        list.begin_wr(IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
+            wr.wr.rdma = rdma_wr_fields(addr, rkey);
             wr.imm.imm_data = imm;
         })
     };
-    fn wr_rdma_read(rkey: u32, addr: u64) = |list| list.begin(IBV_WR_RDMA_READ, |wr| {
-        wr.wr.rdma = rdma(addr, rkey);
+    fn wr_rdma_read(rkey: u32, addr: u64) = |list| list.begin_wr(IBV_WR_RDMA_READ, |wr| {
+        wr.wr.rdma = rdma_wr_fields(addr, rkey);
     });
     fn wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) = |list| {
-        list.begin(IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic(addr, rkey, compare, swap))
+        list.begin_wr(IBV_WR_ATOMIC_CMP_AND_SWP, |wr| wr.wr.atomic = atomic_wr_fields(addr, rkey, compare, swap))
     };
     fn wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = |list| {
-        list.begin(IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic(addr, rkey, add, 0))
+        list.begin_wr(IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| wr.wr.atomic = atomic_wr_fields(addr, rkey, add, 0))
     };
-    fn wr_send_inv(rkey: u32) = |list| list.begin(IBV_WR_SEND_WITH_INV, |wr| {
+    fn wr_send_inv(rkey: u32) = |list| list.begin_wr(IBV_WR_SEND_WITH_INV, |wr| {
         wr.imm.invalidate_rkey = rkey;
     });
-    fn wr_local_inv(rkey: u32) = |list| list.begin(IBV_WR_LOCAL_INV, |wr| {
+    fn wr_local_inv(rkey: u32) = |list| list.begin_wr(IBV_WR_LOCAL_INV, |wr| {
         wr.imm.invalidate_rkey = rkey;
     });
     fn wr_flush(rkey: u32, addr: u64, len: usize, placement: u8, selectivity: u8) = |list| {
@@ -222,12 +224,12 @@ building! {
             remote_addr: addr,
             len: len as u64,
             placement,
-            whole_region: selectivity != IBV_FLUSH_RANGE,
+            covers_whole_region: selectivity != IBV_FLUSH_RANGE,
         };
-        list.begin(IBV_WR_FLUSH, |wr| wr.wr.atomic = range.to_atomic_operands())
+        list.begin_wr(IBV_WR_FLUSH, |wr| wr.wr.atomic = range.to_atomic_operands())
     };
     fn wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: InConst<ibv_mw_bind_info>) = |list| {
-        list.begin(IBV_WR_BIND_MW, |wr| {
+        list.begin_wr(IBV_WR_BIND_MW, |wr| {
             if let Some(&bind_info) = bind_info.optional() {
                 wr.bind_tso.bind_mw = ibv_send_wr_bind_tso_bind_mw {
                     mw,
@@ -239,9 +241,9 @@ building! {
     };
     /// "The 8 bytes of `atomic_wr` are copied", as if they were inline data (`ibv_wr_post(3)`).
     fn wr_atomic_write(rkey: u32, addr: u64, atomic_wr: AtomicWriteValue) = |list| {
-        list.begin(IBV_WR_ATOMIC_WRITE, |wr| wr.wr.rdma = rdma(addr, rkey));
+        list.begin_wr(IBV_WR_ATOMIC_WRITE, |wr| wr.wr.rdma = rdma_wr_fields(addr, rkey));
         match atomic_wr.0 {
-            Some(bytes) => list.postlist.copy_inline(&bytes),
+            Some(bytes) => list.postlist.append_inline_bytes(&bytes),
             None => list.postlist.record_errno(libc::EINVAL),
         }
     };
@@ -282,11 +284,16 @@ impl Arg for AtomicWriteValue {
     }
 }
 
-fn rdma(remote_addr: u64, rkey: u32) -> ibv_send_wr_wr_rdma {
+fn rdma_wr_fields(remote_addr: u64, rkey: u32) -> ibv_send_wr_wr_rdma {
     ibv_send_wr_wr_rdma { remote_addr, rkey }
 }
 
-fn atomic(remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ibv_send_wr_wr_atomic {
+fn atomic_wr_fields(
+    remote_addr: u64,
+    rkey: u32,
+    compare_add: u64,
+    swap: u64,
+) -> ibv_send_wr_wr_atomic {
     ibv_send_wr_wr_atomic {
         remote_addr,
         compare_add,
@@ -307,10 +314,10 @@ fn copy_inline_payload(building: &mut PostlistBeingBuilt<'_>, buffers: &[ibv_dat
     if total > building.qp.max_inline_data() {
         return building.postlist.record_errno(libc::ENOMEM);
     }
-    building.postlist.copy_inline(&[]);
+    building.postlist.append_inline_bytes(&[]);
     for b in buffers {
         // SAFETY: each buffer has as many readable bytes as it says (`ibv_wr_set_inline_data_list(3)`).
         let bytes = unsafe { slice_from_c(b.addr.cast::<u8>(), b.length) };
-        building.postlist.copy_inline(bytes);
+        building.postlist.append_inline_bytes(bytes);
     }
 }

@@ -115,7 +115,7 @@ fn copy_truncated<T: Copy>(place: *mut T, all: &T, len: usize) {
 }
 
 /// The port, if it is there.
-fn port_of(context: *mut ibv_context, port_num: u8) -> Result<&'static Port, c_int> {
+fn find_port(context: *mut ibv_context, port_num: u8) -> Result<&'static Port, c_int> {
     device_of(context)?.1.port(port_num)
 }
 
@@ -126,7 +126,7 @@ pub(super) fn query_gid(
     place: Out<'_, ibv_gid>,
 ) -> OrMinusOne {
     let gid = |port: &Port| port.gid(u32::try_from(index).ok()?);
-    OrMinusOne(port_of(context, port_num).and_then(|port| {
+    OrMinusOne(find_port(context, port_num).and_then(|port| {
         let raw = gid(port).ok_or(libc::EINVAL)?;
         place.get()?.write(ibv_gid { raw });
         Ok(0)
@@ -140,7 +140,7 @@ pub(super) fn query_pkey(
     place: Out<'_, u16>,
 ) -> OrMinusOne {
     let pkey = |port: &Port| port.pkey(u32::try_from(index).ok()?);
-    OrMinusOne(port_of(context, port_num).and_then(|port| {
+    OrMinusOne(find_port(context, port_num).and_then(|port| {
         let pkey = pkey(port).ok_or(libc::EINVAL)?;
         // In network order.
         place.get()?.write(pkey.to_be());
@@ -149,7 +149,7 @@ pub(super) fn query_pkey(
 }
 
 pub(super) fn get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> OrMinusOne {
-    OrMinusOne(port_of(context, port_num).and_then(|port| {
+    OrMinusOne(find_port(context, port_num).and_then(|port| {
         let mut indexes = 0..c_int::from(device::PKEY_TBL_LEN);
         let found = indexes.find(|&i| port.pkey(i.cast_unsigned()) == Some(u16::from_be(pkey)));
         found.ok_or(libc::EINVAL)
@@ -189,7 +189,7 @@ pub(super) fn query_gid_table(
         if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
             return Err(libc::EINVAL);
         }
-        fill_table(device, entries, max_entries, entry_size)
+        fill_gid_table(device, entries, max_entries, entry_size)
     });
     match filled {
         Ok(n) => isize::try_from(n).unwrap_or(isize::MAX),
@@ -200,7 +200,7 @@ pub(super) fn query_gid_table(
 /// Writes the filled entries of the GID table into `max_entries` places of `entry_size` bytes each. Returns their
 /// number.
 #[allow(unsafe_code)]
-fn fill_table(
+fn fill_gid_table(
     device: &'static Device,
     entries: *mut ibv_gid_entry,
     max_entries: usize,
@@ -232,7 +232,7 @@ pub(super) fn query_gid_type(
     /// `enum ibv_gid_type_sysfs` of rdma-core's `libibverbs/driver.h`.
     const SYSFS_IB_ROCE_V1: u32 = 0;
     const SYSFS_ROCE_V2: u32 = 1;
-    OrMinusOne(port_of(context, port_num).and_then(|port| {
+    OrMinusOne(find_port(context, port_num).and_then(|port| {
         let place = gid_type.get()?;
         if index >= device::GID_TBL_LEN {
             return Err(libc::EINVAL);

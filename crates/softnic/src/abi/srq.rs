@@ -8,12 +8,12 @@ use verbs_abi::*;
 
 use super::context::context_of;
 use super::edge::{In, InOut};
-use super::usage::require_unused;
+use super::require_unused::require_unused;
 use super::xrc::XrcdHandle;
 use crate::capabilities::OptionalFeature;
 use crate::cq::Cq;
 use crate::device;
-use crate::live;
+use crate::live_handles;
 use crate::pd::Pd;
 use crate::recv::RecvQueue;
 use crate::srq::Srq;
@@ -34,7 +34,7 @@ enum SrqPurpose {
     Basic,
     Xrc(XrcSrq),
     /// Tag matching, with the CQ in which operations complete, and the largest number of entries.
-    Tags(Arc<Cq>, u32),
+    TagMatching(Arc<Cq>, u32),
 }
 
 fn new_srq(
@@ -44,8 +44,8 @@ fn new_srq(
     kind: SrqPurpose,
 ) -> Result<*mut ibv_srq, c_int> {
     let can = &pd.context.nic.capabilities;
-    can.require(match kind {
-        SrqPurpose::Tags(..) => OptionalFeature::TagMatching,
+    can.require_feature(match kind {
+        SrqPurpose::TagMatching(..) => OptionalFeature::TagMatching,
         SrqPurpose::Basic | SrqPurpose::Xrc(_) => OptionalFeature::Srq,
     })?;
     let (max_wr, max_sge) = (can.limits.max_srq_wr, can.limits.max_srq_sge);
@@ -66,7 +66,7 @@ fn new_srq(
     let (xrc, tags_cq) = match kind {
         SrqPurpose::Basic => (None, None),
         SrqPurpose::Xrc(xrc) => (Some(xrc), None),
-        SrqPurpose::Tags(cq, max_entries) => {
+        SrqPurpose::TagMatching(cq, max_entries) => {
             queue.enable_tag_matching(max_entries);
             cq.add_users(1);
             (None, Some(cq))
@@ -74,7 +74,7 @@ fn new_srq(
     };
     pd.add_user();
     let srq = Arc::new(Srq::new(pd, abi, queue, xrc, tags_cq));
-    if let Some(xrc) = &srq.xrc {
+    if let Some(xrc) = &srq.xrc_srq {
         xrc.cq.add_users(1);
         xrc.domain_handle_use_count.fetch_add(1, Ordering::Relaxed);
         xrc.domain.add_srq(&srq);
@@ -82,7 +82,7 @@ fn new_srq(
     if let Some((cq, wrs)) = srq.own_cq_and_max_completions() {
         cq.add_expected_wrs(wrs);
     }
-    Ok(live::hand_out(srq))
+    Ok(live_handles::make_handle(srq))
 }
 
 pub(super) fn create_srq_ex(
@@ -120,8 +120,8 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     if attr.comp_mask & NEEDED_XRC_FLAGS != NEEDED_XRC_FLAGS {
         return Err(libc::EINVAL);
     }
-    let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
-    let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
+    let handle = live_handles::find_object::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
+    let cq = live_handles::find_object::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
     let pd = Pd::find_usable(attr.pd).ok_or(libc::EINVAL)?;
     pd.context.require_same_device(cq.context)?;
     pd.context
@@ -133,7 +133,7 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
         domain: Arc::clone(&handle.domain),
         domain_handle_use_count: Arc::clone(&handle.qp_and_srq_count),
         cq,
-        number,
+        srqn: number,
     };
     new_srq(pd, attr.srq_context, attr.attr, SrqPurpose::Xrc(xrc))
         .inspect_err(|_| handle.domain.remove_srq(number))
@@ -152,9 +152,9 @@ fn create_tag_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
         return Err(libc::EINVAL);
     }
     let pd = Pd::find_usable(attr.pd).ok_or(libc::EINVAL)?;
-    let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
+    let cq = live_handles::find_object::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
     pd.context.require_same_device(cq.context)?;
-    let kind = SrqPurpose::Tags(cq, caps.max_num_tags);
+    let kind = SrqPurpose::TagMatching(cq, caps.max_num_tags);
     new_srq(pd, attr.srq_context, attr.attr, kind)
 }
 
@@ -163,9 +163,9 @@ pub(super) fn modify_srq(
     attr: In<'_, ibv_srq_attr>,
     mask: c_int,
 ) -> Result<(), c_int> {
-    let srq = live::find::<Srq>(srq).ok_or(libc::EINVAL)?;
+    let srq = live_handles::find_object::<Srq>(srq).ok_or(libc::EINVAL)?;
     let attr = attr.get()?;
-    let mut queue = srq.queue.lock();
+    let mut queue = srq.recv_queue.lock();
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
         return Err(libc::EINVAL);
     }
@@ -184,9 +184,9 @@ pub(super) fn modify_srq(
 }
 
 pub(super) fn query_srq(srq: *mut ibv_srq, attr: InOut<'_, ibv_srq_attr>) -> Result<(), c_int> {
-    let srq = live::find::<Srq>(srq).ok_or(libc::EINVAL)?;
+    let srq = live_handles::find_object::<Srq>(srq).ok_or(libc::EINVAL)?;
     let attr = attr.get()?;
-    let queue = srq.queue.lock();
+    let queue = srq.recv_queue.lock();
     attr.max_wr = u32::try_from(queue.max_wr()).unwrap_or(u32::MAX);
     attr.max_sge = u32::try_from(queue.max_sge()).unwrap_or(u32::MAX);
     attr.srq_limit = queue.srq_limit;
@@ -199,19 +199,19 @@ pub(super) fn get_srq_num(srq: *mut ibv_srq, number: InOut<'_, u32>) -> Result<(
         return Err(libc::EINVAL);
     }
     // Every other SRQ gets "EOPNOTSUPP: the SRQ has no number", as in rdma-core's providers.
-    let found = live::find::<Srq>(srq).and_then(|srq| srq.number());
+    let found = live_handles::find_object::<Srq>(srq).and_then(|srq| srq.xrc_srqn());
     *place = found.ok_or(libc::EOPNOTSUPP)?;
     Ok(())
 }
 
 pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
-    let srq = live::find::<Srq>(handle).ok_or(libc::EINVAL)?;
+    let srq = live_handles::find_object::<Srq>(handle).ok_or(libc::EINVAL)?;
     require_unused(&srq.qp_count)?;
-    if !live::mark_being_destroyed::<Srq>(handle) {
+    if !live_handles::mark_being_destroyed::<Srq>(handle) {
         return Err(libc::EINVAL);
     }
-    if let Some(xrc) = &srq.xrc {
-        xrc.domain.remove_srq(xrc.number);
+    if let Some(xrc) = &srq.xrc_srq {
+        xrc.domain.remove_srq(xrc.srqn);
         xrc.cq.remove_user();
         xrc.domain_handle_use_count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -222,9 +222,9 @@ pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
         cq.remove_user();
     }
     srq.context.discard_events_of_object(handle.cast());
-    srq.unacknowledged.wait_until_all_acknowledged();
+    srq.unacknowledged_events.wait_until_all_acknowledged();
     srq.pd.remove_user();
-    srq.listed.remove();
-    live::take_back::<Srq>(handle);
+    srq.listed_object.remove();
+    live_handles::take_back_handle::<Srq>(handle);
     Ok(())
 }

@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use verbs_abi::*;
 
 use super::context::context_of;
+use super::data_path::{deref_handle, post_recv_to_qp};
 use super::edge::In;
-use super::fast::{deref_handle, post_recv_to};
-use super::usage::require_unused;
+use super::require_unused::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::{self, LinkLayer, PortPlace};
-use crate::live;
+use crate::live_handles;
 use crate::pd::Pd;
 use crate::qp::{NewQp, Qp, RssTableUse};
-use crate::qp_state::QpType;
+use crate::qp_attributes::QpType;
 use crate::registry;
 use crate::xrc::XrcRole;
-use nic_core::flows::{KEY_BYTES, RssConfig, hash_field};
+use nic_core::flows::{RssConfig, TOEPLITZ_KEY_BYTES, hash_field};
 
 /// A work queue; the program's handle points to its first field.
 #[repr(C)]
@@ -34,7 +34,7 @@ pub(super) struct Wq {
     referring_table_entries: AtomicUsize,
 }
 
-live::object!(Wq, ibv_wq);
+live_handles::object!(Wq, ibv_wq);
 
 /// A table of work queues; the program's handle points to its first field.
 #[repr(C)]
@@ -42,10 +42,10 @@ struct IndTable {
     abi: AbiCell<ibv_rwq_ind_table>,
     wqs: Vec<Arc<Wq>>,
     /// Number of queue pairs that spread packets by the table.
-    spreading_qp_count: Arc<AtomicUsize>,
+    rss_qp_count: Arc<AtomicUsize>,
 }
 
-live::object!(IndTable, ibv_rwq_ind_table);
+live_handles::object!(IndTable, ibv_rwq_ind_table);
 
 pub(super) fn create_wq(
     context: *mut ibv_context,
@@ -55,7 +55,7 @@ pub(super) fn create_wq(
     let c = context_of(context)?;
     let init = init.get()?;
     let pd = Pd::find_usable(init.pd).ok_or(libc::EINVAL)?;
-    let cq = live::find::<Cq>(init.cq).ok_or(libc::EINVAL)?;
+    let cq = live_handles::find_object::<Cq>(init.cq).ok_or(libc::EINVAL)?;
     c.require_same_device(pd.context)?;
     c.require_same_device(cq.context)?;
     let flags = init.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 && init.create_flags != 0;
@@ -94,7 +94,7 @@ pub(super) fn create_wq(
         qp,
     });
     wq.qp.show_as_wq(wq.abi.handle());
-    Ok(live::hand_out(wq))
+    Ok(live_handles::make_handle(wq))
 }
 
 /// Posts to the receive queue of a work queue.
@@ -107,7 +107,7 @@ unsafe extern "C" fn post_wq_recv(
     // SAFETY: `ibv_post_wq_recv(3)`: as in `post_recv`, of a work queue.
     unsafe {
         match deref_handle::<Wq>(wq) {
-            Some(wq) => post_recv_to(&wq.qp, wr, bad_wr),
+            Some(wq) => post_recv_to_qp(&wq.qp, wr, bad_wr),
             None => libc::EINVAL,
         }
     }
@@ -117,7 +117,7 @@ unsafe extern "C" fn post_wq_recv(
 pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     const KNOWN_WQ_ATTR_FLAGS: u32 = IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE;
-    let wq = live::find::<Wq>(wq).ok_or(libc::EINVAL)?;
+    let wq = live_handles::find_object::<Wq>(wq).ok_or(libc::EINVAL)?;
     let attr = attr.get()?;
     if attr.attr_mask & !KNOWN_WQ_ATTR_FLAGS != 0 {
         return Err(libc::EOPNOTSUPP);
@@ -152,16 +152,16 @@ pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<()
 
 pub(super) fn destroy_wq(handle: *mut ibv_wq) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let wq = live::find::<Wq>(handle).ok_or(libc::EINVAL)?;
+    let wq = live_handles::find_object::<Wq>(handle).ok_or(libc::EINVAL)?;
     require_unused(&wq.referring_table_entries)?;
-    if !live::mark_being_destroyed::<Wq>(handle) {
+    if !live_handles::mark_being_destroyed::<Wq>(handle) {
         return Err(libc::EINVAL);
     }
     wq.qp.destroy();
     if let Some(pd) = &wq.qp.held_pd {
         pd.remove_user();
     }
-    live::take_back::<Wq>(handle);
+    live_handles::take_back_handle::<Wq>(handle);
     Ok(())
 }
 
@@ -188,25 +188,25 @@ pub(super) fn create_rwq_ind_table(
         // SAFETY: not NULL (above), and `i` is below the 2^`log_ind_tbl_size` entries that the table has
         // (`ibv_create_rwq_ind_table(3)`).
         let wq = unsafe { init.ind_tbl.add(i).read_unaligned() };
-        wqs.push(live::find::<Wq>(wq).ok_or(libc::EINVAL)?);
+        wqs.push(live_handles::find_object::<Wq>(wq).ok_or(libc::EINVAL)?);
     }
     for wq in &wqs {
         wq.referring_table_entries.fetch_add(1, Ordering::Relaxed);
     }
     let mut abi = ibv_rwq_ind_table::zeroed();
     abi.context = context;
-    Ok(live::hand_out(Arc::new(IndTable {
+    Ok(live_handles::make_handle(Arc::new(IndTable {
         abi: AbiCell::new(abi),
         wqs,
-        spreading_qp_count: Arc::default(),
+        rss_qp_count: Arc::default(),
     })))
 }
 
 pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let table = live::find::<IndTable>(handle).ok_or(libc::EINVAL)?;
-    require_unused(&table.spreading_qp_count)?;
-    let table = live::take_back::<IndTable>(handle).ok_or(libc::EINVAL)?;
+    let table = live_handles::find_object::<IndTable>(handle).ok_or(libc::EINVAL)?;
+    require_unused(&table.rss_qp_count)?;
+    let table = live_handles::take_back_handle::<IndTable>(handle).ok_or(libc::EINVAL)?;
     for wq in &table.wqs {
         wq.referring_table_entries.fetch_sub(1, Ordering::Relaxed);
     }
@@ -221,7 +221,7 @@ fn create_raw_packet_qp(
     init_attr: ibv_qp_init_attr,
     spread: Option<RssTableUse>,
 ) -> Result<Arc<Qp>, c_int> {
-    let qp = registry::of(context.nic).add_qp(context.nic, |index| {
+    let qp = registry::objects_of_nic(context.nic).add_qp(context.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let new = NewQp {
             context,
@@ -234,15 +234,15 @@ fn create_raw_packet_qp(
             srq: None,
             init_attr,
             builder: None,
-            xrc: XrcRole::No,
+            xrc_role: XrcRole::NotXrc,
             rss_table: spread,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
     cq.add_users(2);
     pd.add_user();
-    cq.add_sender(&qp);
-    cq.add_receiver(&qp);
+    cq.add_sending_qp(&qp);
+    cq.add_receiving_qp(&qp);
     Ok(qp)
 }
 
@@ -258,31 +258,35 @@ fn rss_config_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<RssConf
     {
         return Err(libc::EOPNOTSUPP);
     }
-    if usize::from(hash.rx_hash_key_len) != KEY_BYTES || hash.rx_hash_key.is_null() {
+    if usize::from(hash.rx_hash_key_len) != TOEPLITZ_KEY_BYTES || hash.rx_hash_key.is_null() {
         return Err(libc::EINVAL);
     }
     Ok(RssConfig {
         hashed_fields: hash.rx_hash_fields_mask,
         // SAFETY: not NULL, and as long as `rx_hash_key_len` says (both above; `ibv_create_qp_ex(3)`).
-        key: unsafe { hash.rx_hash_key.cast::<[u8; KEY_BYTES]>().read_unaligned() },
+        toeplitz_key: unsafe {
+            hash.rx_hash_key
+                .cast::<[u8; TOEPLITZ_KEY_BYTES]>()
+                .read_unaligned()
+        },
         indirection_table: table.wqs.iter().map(|wq| wq.qp.index).collect(),
     })
 }
 
 /// Makes a raw packet queue pair that spreads received packets over the work queues of a table.
-pub(super) fn create_spreading_qp(
+pub(super) fn create_rss_qp(
     context: *mut ibv_context,
     init: &ibv_qp_init_attr_ex,
 ) -> Result<*mut ibv_qp, c_int> {
     let c = context_of(context)?;
     let pd = Pd::find_usable(init.pd).ok_or(libc::EINVAL)?;
-    let table = live::find::<IndTable>(init.rwq_ind_tbl).ok_or(libc::EINVAL)?;
+    let table = live_handles::find_object::<IndTable>(init.rwq_ind_tbl).ok_or(libc::EINVAL)?;
     c.require_same_device(pd.context)?;
     let spread = rss_config_of(init, &table)?;
     let first = table.wqs.first().ok_or(libc::EINVAL)?;
     let cq = Arc::clone(&first.qp.recv_cq);
     c.require_same_device(cq.context)?;
-    let place = c.nic.rss_configs.add(&c.nic.fabric, &spread)?;
+    let place = c.nic.rss_configs.add_rss_config(&c.nic.fabric, &spread)?;
     let mut init_attr = ibv_qp_init_attr::zeroed();
     init_attr.qp_context = init.qp_context;
     init_attr.qp_type = init.qp_type;
@@ -293,10 +297,10 @@ pub(super) fn create_spreading_qp(
     abi.qp_type = init.qp_type;
     let spread = RssTableUse {
         segment_slot: place,
-        table_qp_count: Arc::clone(&table.spreading_qp_count),
+        table_qp_count: Arc::clone(&table.rss_qp_count),
     };
     let qp = create_raw_packet_qp((c, &pd), &cq, abi, init_attr, Some(spread));
-    let qp = qp.inspect_err(|_| c.nic.rss_configs.remove(&c.nic.fabric, place))?;
-    table.spreading_qp_count.fetch_add(1, Ordering::Relaxed);
-    Ok(live::hand_out(qp))
+    let qp = qp.inspect_err(|_| c.nic.rss_configs.remove_rss_config(&c.nic.fabric, place))?;
+    table.rss_qp_count.fetch_add(1, Ordering::Relaxed);
+    Ok(live_handles::make_handle(qp))
 }

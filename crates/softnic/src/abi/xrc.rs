@@ -11,10 +11,10 @@ use verbs_abi::*;
 use super::context::context_of;
 use super::cq::new_xrc_domain_cq;
 use super::edge::In;
-use super::usage::require_unused;
+use super::require_unused::require_unused;
 use crate::abi_cell::AbiCell;
-use crate::live;
-use crate::qp_state::QpType;
+use crate::live_handles;
+use crate::qp_attributes::QpType;
 use crate::xrc;
 use crate::xrc::{FileId, Xrcd};
 
@@ -27,7 +27,7 @@ pub(super) struct XrcdHandle {
     pub(super) qp_and_srq_count: Arc<AtomicUsize>,
 }
 
-live::object!(XrcdHandle, ibv_xrcd);
+live_handles::object!(XrcdHandle, ibv_xrcd);
 
 pub(super) fn open_xrcd(
     context: *mut ibv_context,
@@ -47,7 +47,7 @@ pub(super) fn open_xrcd(
         return Err(libc::EINVAL);
     }
     let file = file_id(attr.fd)?;
-    let found = file.and_then(|file| xrc::domain_of(c, file));
+    let found = file.and_then(|file| xrc::find_domain_of_file(c, file));
     // The errno values are those of the kernel's `ib_uverbs_open_xrcd`.
     let domain = match found {
         Some(_) if attr.oflags & libc::O_EXCL != 0 => return Err(libc::EINVAL),
@@ -61,7 +61,7 @@ pub(super) fn open_xrcd(
             domain
         }
     };
-    Ok(live::hand_out(Arc::new(XrcdHandle {
+    Ok(live_handles::make_handle(Arc::new(XrcdHandle {
         abi: AbiCell::new(ibv_xrcd { context }),
         domain,
         qp_and_srq_count: Arc::default(),
@@ -85,8 +85,8 @@ fn file_id(fd: c_int) -> Result<Option<FileId>, c_int> {
 
 pub(super) fn close_xrcd(xrcd: *mut ibv_xrcd) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let handle = live::find::<XrcdHandle>(xrcd).ok_or(libc::EINVAL)?;
+    let handle = live_handles::find_object::<XrcdHandle>(xrcd).ok_or(libc::EINVAL)?;
     require_unused(&handle.qp_and_srq_count)?;
-    live::take_back::<XrcdHandle>(xrcd);
+    live_handles::take_back_handle::<XrcdHandle>(xrcd);
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use shm::barrier;
 use shm::fabric::layout::*;
+use shm::membarrier;
 
 use super::channel::{ChannelCq, CqHandle};
 use super::{Cq, CqState};
@@ -16,12 +16,12 @@ impl Cq {
         if !state.has_reason_for_event() {
             return false;
         }
-        if self.moderation_holds_event(state) {
+        if self.does_moderation_hold_event(state) {
             return true;
         }
         let token_of = self.disarm_and_take_token_writer_slot(state);
         if let Some(channel) = &self.channel {
-            channel.push(self.index, self.handle(), token_of);
+            channel.push_event(self.index, self.handle(), token_of);
         }
         false
     }
@@ -30,14 +30,14 @@ impl Cq {
     /// token, or is about to.
     fn disarm_and_take_token_writer_slot(&self, state: &mut CqState) -> Option<usize> {
         state.armed_for = ARMED_NO;
-        state.unreported_completions = 0;
+        state.unreported_completion_count = 0;
         state.unreported_has_solicited_or_error = false;
         self.armed_word().disarm_and_take_waker()
     }
 
     /// Writes the tokens that peers could not write.
     pub(super) fn write_tokens_peers_could_not_write(&self) {
-        let lost = &self.shared().lost_tokens;
+        let lost = &self.shared_state().lost_token_count;
         if lost.load(Ordering::Relaxed) != 0
             && let Some(channel) = &self.channel
         {
@@ -58,12 +58,12 @@ impl Cq {
 
     /// Returns true if moderation holds the event back for more completions, or for its period (`ibv_modify_cq(3)`).
     /// The engine reads the clock once in a millisecond.
-    pub(super) fn moderation_holds_event(&self, state: &mut CqState) -> bool {
+    pub(super) fn does_moderation_hold_event(&self, state: &mut CqState) -> bool {
         let moderation = self
             .packed_moderation_count_and_period
             .load(Ordering::Relaxed);
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
-        if count > 1 && state.unreported_completions < count as usize {
+        if count > 1 && state.unreported_completion_count < count as usize {
             let now = shm::clock::now_ns();
             let since = *state.event_held_by_moderation_since_ns.get_or_insert(now);
             if now - since < u64::from(period_us) * 1000 {
@@ -97,7 +97,7 @@ impl Cq {
     /// Executes `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         self.nic.send_owed_answers();
-        self.nic.packet_path.flush_before_sleep();
+        self.nic.packet_path.send_before_sleep();
         let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         state
@@ -115,10 +115,10 @@ impl Cq {
             } else {
                 ARMED_ANY
             };
-            let direct = self.may_peers_wake_program(&state);
+            let direct = self.announce_if_peers_may_wake_program(&state);
             if armed.arm(state.armed_for, direct) {
                 // SYNC POINT A: from here on a peer that publishes sees the queue armed, or its message is found below.
-                barrier::membarrier_all_processes();
+                membarrier::membarrier_all_processes();
             }
         }
         state.armed_at_pass = state.pass_count;
@@ -130,11 +130,11 @@ impl Cq {
             filled += n;
         }
         // The receive queues may have too few RECVs now.
-        if filled > 0 && armed.end_program_wakes() {
+        if filled > 0 && armed.forbid_program_wakes() {
             self.report_event_outside_engine(&mut state);
         }
         if state.event_held_by_moderation_since_ns.is_none() {
-            state.unreported_completions = 0;
+            state.unreported_completion_count = 0;
             state.unreported_has_solicited_or_error = false;
         }
         state.wake_awaited_peers();
@@ -146,7 +146,7 @@ impl Cq {
 
     /// Returns true if peers may wake the program themselves. If so, announces for each queue pair whether any next
     /// message makes a completion.
-    fn may_peers_wake_program(&self, state: &CqState) -> bool {
+    fn announce_if_peers_may_wake_program(&self, state: &CqState) -> bool {
         if self.channel.is_none()
             || self
                 .packed_moderation_count_and_period
@@ -190,7 +190,7 @@ impl Cq {
     /// Arms the queue for others that are armed (XRC), so that peers that publish call the engine.
     pub(crate) fn arm_for_xrc_cqs(&self) {
         if self.armed_word().arm(ARMED_ANY, false) {
-            barrier::membarrier_all_processes();
+            membarrier::membarrier_all_processes();
         }
     }
 
@@ -237,7 +237,7 @@ impl ChannelCq for Cq {
         if waiting {
             self.nic.wake_engine_unless_ticking();
         }
-        if state.has_reason_for_event() && !self.moderation_holds_event(&mut state) {
+        if state.has_reason_for_event() && !self.does_moderation_hold_event(&mut state) {
             self.disarm_and_take_token_writer_slot(&mut state);
             self.unacknowledged_comp_events.note_delivered();
             return Some(true);
@@ -255,7 +255,7 @@ impl CqState {
     /// Returns true if the queue is armed, and a completion for which it is armed has been added.
     fn has_reason_for_event(&self) -> bool {
         match self.armed_for {
-            ARMED_ANY => self.unreported_completions > 0,
+            ARMED_ANY => self.unreported_completion_count > 0,
             ARMED_SOLICITED => self.unreported_has_solicited_or_error,
             _ => false,
         }
@@ -264,7 +264,7 @@ impl CqState {
     /// Counts completions that have been added.
     #[inline]
     pub(super) fn count_unreported_completions(&mut self, completions: usize, solicited: bool) {
-        self.unreported_completions += completions;
+        self.unreported_completion_count += completions;
         self.unreported_has_solicited_or_error |= solicited;
     }
 }

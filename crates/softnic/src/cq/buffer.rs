@@ -8,7 +8,7 @@ use ::faults::CompletionFacts;
 use shm::fabric::layout::*;
 use verbs_abi::{IBV_WC_RECV, ibv_wc};
 
-use super::{Cq, CqState, EngineCheckReason, WcSink, late};
+use super::{Cq, CqState, EngineCheckReason, WcSink, delayed_completions};
 use crate::qp::Qp;
 use crate::{comp_cntr, faults, send, xrc};
 
@@ -59,7 +59,7 @@ impl Cq {
 
     /// Adds a completion to the buffer, for a program that has not polled yet.
     pub(crate) fn add_to_buffer(&self, wc: ibv_wc, solicited: bool) {
-        self.add_many_to_buffer(|buffer, any_solicited| {
+        self.add_completions_to_buffer(|buffer, any_solicited| {
             buffer.push_back(wc);
             *any_solicited |= solicited;
         });
@@ -79,15 +79,20 @@ impl Cq {
             comp_cntr::count_new_completions(sink.added_since(0));
         }
         // SAFETY: the sink has initialised its place.
-        state.buffer.push_back(unsafe { out[0].assume_init_read() });
+        state
+            .buffered_completions
+            .push_back(unsafe { out[0].assume_init_read() });
         self.report_event_outside_engine(&mut state);
     }
 
     /// Adds the completions that `make` puts into the buffer, under the lock. `make` tells whether one was solicited.
-    pub(crate) fn add_many_to_buffer(&self, make: impl FnOnce(&mut VecDeque<ibv_wc>, &mut bool)) {
+    pub(crate) fn add_completions_to_buffer(
+        &self,
+        make: impl FnOnce(&mut VecDeque<ibv_wc>, &mut bool),
+    ) {
         let mut state = self.state.lock();
         let CqState {
-            buffer,
+            buffered_completions: buffer,
             unreported_has_solicited_or_error: solicited,
             ..
         } = &mut *state;
@@ -148,7 +153,7 @@ impl Cq {
             }
             // SAFETY: the sink has initialised the first `n` places.
             state
-                .buffer
+                .buffered_completions
                 .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
         }
         self.report_event_outside_engine(&mut state);
@@ -159,7 +164,7 @@ impl CqState {
     /// Moves completions from the buffer to a program that polls.
     pub(super) fn take_from_buffer(&mut self, sink: &mut WcSink<'_>) {
         while !sink.is_full() {
-            let Some(wc) = self.buffer.pop_front() else {
+            let Some(wc) = self.buffered_completions.pop_front() else {
                 return;
             };
             if wc.opcode < IBV_WC_RECV {
@@ -177,7 +182,7 @@ impl CqState {
     pub(super) fn fill_completion_buffer(&mut self, depth: usize) -> (usize, bool) {
         const COMPLETIONS_PER_BATCH: usize = 64;
         let room = depth
-            .saturating_sub(self.buffer.len())
+            .saturating_sub(self.buffered_completions.len())
             .min(COMPLETIONS_PER_BATCH);
         if room == 0 {
             return (0, false);
@@ -194,7 +199,7 @@ impl CqState {
             comp_cntr::count_new_completions(sink.added_since(0));
         }
         // SAFETY: the sink has initialised the first `n` places.
-        self.buffer
+        self.buffered_completions
             .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
         (n, waiting)
     }
@@ -213,10 +218,10 @@ impl CqState {
             // SAFETY: the sink has initialised the first `n` places.
             let wc = unsafe { place.assume_init_read() };
             let facts = CompletionFacts {
-                operation: late::fault_operation_of_wc_opcode(wc.opcode),
+                operation: delayed_completions::fault_operation_of_wc_opcode(wc.opcode),
                 queue_pair: faults::latest_queue_pair(wc.qp_num),
             };
-            let delay_ns = faults::completion_delay_ns(&facts, wc.wr_id);
+            let delay_ns = faults::decide_completion_delay_ns(&facts, wc.wr_id);
             self.delayed_completions
                 .push(wc, solicited, now.saturating_add(delay_ns));
         }
@@ -231,7 +236,7 @@ impl CqState {
             if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(&[wc]);
             }
-            self.buffer.push_back(wc);
+            self.buffered_completions.push_back(wc);
             self.count_unreported_completions(1, solicited);
             released += 1;
         }

@@ -17,7 +17,7 @@ use verbs_abi::ibv_cq;
 
 use crate::lock::lock;
 use crate::nic::Nic;
-use shm::fabric::channel;
+use shm::fabric::completion_channel;
 
 /// The address of a completion queue as the program knows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(crate) trait ChannelCq: Send + Sync {
 
 /// A completion channel: events of the completion queues that use it.
 pub(crate) struct CompletionChannel {
-    fifo: channel::OwnCompletionChannel,
+    fifo: completion_channel::OwnCompletionChannel,
     events: Mutex<ChannelEvents>,
     /// The completion queues that use the channel, by index.
     cqs: Mutex<BTreeMap<usize, Weak<dyn ChannelCq>>>,
@@ -52,7 +52,7 @@ pub(crate) struct CompletionChannel {
 struct ChannelEvents {
     queue: VecDeque<CqEvent>,
     /// Number of tokens for which the FIFO had no room.
-    unwritten_tokens: usize,
+    unwritten_token_count: usize,
     /// Number of tokens that were taken before their event was added.
     tokens_taken_before_event: usize,
     /// The peers that still have to write tokens for events that were discarded with their completion queue.
@@ -81,7 +81,7 @@ impl CompletionChannel {
     }
 
     /// Adds a completion queue that uses the channel.
-    pub(crate) fn add(&self, index: usize, cq: Weak<dyn ChannelCq>) {
+    pub(crate) fn add_cq(&self, index: usize, cq: Weak<dyn ChannelCq>) {
         lock(&self.cqs).insert(index, cq);
     }
 
@@ -92,7 +92,7 @@ impl CompletionChannel {
 
     /// Adds an event of `cq`, whose index is `index`. `token_of`: the slot of the peer that writes its token, if a peer
     /// does.
-    pub(super) fn push(&self, index: usize, cq: CqHandle, token_of: Option<usize>) {
+    pub(super) fn push_event(&self, index: usize, cq: CqHandle, token_of: Option<usize>) {
         let mut events = lock(&self.events);
         events.queue.push_back(CqEvent {
             cq,
@@ -111,7 +111,7 @@ impl CompletionChannel {
     fn write_token_or_count_unwritten(&self, events: &mut ChannelEvents, cq: usize) {
         // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
         if !self.fifo.put_token(u16::try_from(cq).unwrap_or(u16::MAX)) {
-            events.unwritten_tokens += 1;
+            events.unwritten_token_count += 1;
         }
     }
 
@@ -132,7 +132,7 @@ impl CompletionChannel {
             .filter(|e| e.token_writer_slot == Some(slot));
         let (of_peer, all) = (of_peer.count(), events.queue.len());
         // The peer may have died after the write.
-        let missing = all.saturating_sub(self.fifo.token_count() + events.unwritten_tokens);
+        let missing = all.saturating_sub(self.fifo.token_count() + events.unwritten_token_count);
         for _ in 0..missing.min(of_peer) {
             self.write_token_or_count_unwritten(&mut events, usize::MAX);
         }
@@ -156,7 +156,7 @@ impl CompletionChannel {
 
     /// Returns the number of tokens in the FIFO.
     #[cfg(test)]
-    pub(super) fn tokens(&self) -> usize {
+    pub(super) fn token_count(&self) -> usize {
         self.fifo.token_count()
     }
 
@@ -211,8 +211,8 @@ impl CompletionChannel {
     /// Takes an event from the queue. If there is none, `is_spare` records that the token was taken before its event.
     fn pop_event_for_token(&self, is_spare: bool, count: &dyn Fn(*mut ibv_cq)) -> Option<CqHandle> {
         let mut events = lock(&self.events);
-        if events.unwritten_tokens > 0 {
-            events.unwritten_tokens -= 1;
+        if events.unwritten_token_count > 0 {
+            events.unwritten_token_count -= 1;
             self.write_token_or_count_unwritten(&mut events, usize::MAX);
         }
         let event = events.queue.pop_front();
@@ -249,7 +249,7 @@ impl CompletionChannel {
             let owed = token_of.filter(|_| self.fifo.token_count() <= events.queue.len() + others);
             match owed {
                 Some(slot) => events.peers_owing_tokens_of_discarded_events.push(slot),
-                None if events.unwritten_tokens > 0 => events.unwritten_tokens -= 1,
+                None if events.unwritten_token_count > 0 => events.unwritten_token_count -= 1,
                 None => {
                     self.fifo.take_token_cq_index();
                 }

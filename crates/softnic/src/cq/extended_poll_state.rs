@@ -15,14 +15,14 @@ pub(crate) struct ExtendedPollState {
     /// True while a thread is between `ibv_start_poll` and `ibv_end_poll`.
     is_polling: AtomicBool,
     /// True if the program itself ensures that only one thread polls (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
-    single_threaded: bool,
+    is_single_threaded: bool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
     pub(crate) ignores_overrun: bool,
     wc_flags: u64,
-    current: UnsafeCell<CurrentCompletion>,
+    current_completion: UnsafeCell<CurrentCompletion>,
 }
 
-// SAFETY: `current` is reached through `ExtendedPollState::current` alone, whose callers are the one thread that polls;
+// SAFETY: `current` is reached through `ExtendedPollState::current_completion` alone, whose callers are the one thread that polls;
 // the rest is atomic or constant.
 unsafe impl Sync for ExtendedPollState {}
 
@@ -38,10 +38,10 @@ impl ExtendedPollState {
     pub(crate) fn new(wc_flags: u64, flags: u32) -> Self {
         Self {
             is_polling: AtomicBool::new(false),
-            single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
+            is_single_threaded: flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0,
             ignores_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
             wc_flags,
-            current: UnsafeCell::new(CurrentCompletion {
+            current_completion: UnsafeCell::new(CurrentCompletion {
                 wc: ibv_wc::zeroed(),
                 timestamp_ns: 0,
                 wallclock_ns: 0,
@@ -52,7 +52,7 @@ impl ExtendedPollState {
 
     /// Acquires the queue for this thread, until [`release`](Self::release).
     pub(crate) fn acquire(&self) {
-        if self.single_threaded {
+        if self.is_single_threaded {
             return;
         }
         while self.is_polling.swap(true, Ordering::Acquire) {
@@ -72,7 +72,7 @@ impl ExtendedPollState {
 
     /// Returns the current completion, which belongs to the polling thread.
     #[inline(always)]
-    pub(crate) fn current(&self) -> *mut CurrentCompletion {
-        self.current.get()
+    pub(crate) fn current_completion(&self) -> *mut CurrentCompletion {
+        self.current_completion.get()
     }
 }

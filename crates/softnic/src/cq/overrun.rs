@@ -33,7 +33,7 @@ const OVERFULL_TICKS_UNTIL_ERROR: u32 = 250;
 #[derive(Default)]
 pub(super) struct MaxUnpolledCompletions {
     /// Work requests of queues that are not shared and complete here.
-    unshared_queue_wrs: u64,
+    unshared_queue_wr_count: u64,
     /// Shared receive queues: the address, the number of work requests, and the number of queue pairs here that take
     /// from it.
     srqs: Vec<(*const Srq, u64, usize)>,
@@ -45,14 +45,14 @@ unsafe impl Send for MaxUnpolledCompletions {}
 impl MaxUnpolledCompletions {
     fn total(&self) -> u64 {
         let shared = self.srqs.iter().map(|&(_, wrs, _)| wrs);
-        shared.fold(self.unshared_queue_wrs, u64::saturating_add)
+        shared.fold(self.unshared_queue_wr_count, u64::saturating_add)
     }
 
     fn add_srq(&mut self, srq: &Arc<Srq>) {
         let address = Arc::as_ptr(srq);
         match self.srqs.iter_mut().find(|(of, ..)| *of == address) {
             Some((.., users)) => *users += 1,
-            None => self.srqs.push((address, srq.queue.lock().max_wr(), 1)),
+            None => self.srqs.push((address, srq.recv_queue.lock().max_wr(), 1)),
         }
     }
 
@@ -92,13 +92,13 @@ impl OverrunState {
 impl Cq {
     /// Adds work requests that can complete here, of a queue that completes nowhere else.
     pub(crate) fn add_expected_wrs(&self, wrs: u64) {
-        self.change_max_unpolled_completions(|demand| demand.unshared_queue_wrs += wrs);
+        self.change_max_unpolled_completions(|demand| demand.unshared_queue_wr_count += wrs);
     }
 
     /// Removes work requests that can complete here.
     pub(crate) fn remove_expected_wrs(&self, wrs: u64) {
         self.change_max_unpolled_completions(|demand| {
-            demand.unshared_queue_wrs = demand.unshared_queue_wrs.saturating_sub(wrs)
+            demand.unshared_queue_wr_count = demand.unshared_queue_wr_count.saturating_sub(wrs)
         });
     }
 
@@ -119,21 +119,27 @@ impl Cq {
     }
 
     fn change_max_unpolled_completions(&self, change: impl FnOnce(&mut MaxUnpolledCompletions)) {
-        let mut demand = lock(&self.overrun.max_unpolled_completions);
+        let mut demand = lock(&self.overrun_state.max_unpolled_completions);
         change(&mut demand);
         self.update_overrun_watch(&demand);
     }
 
     /// Updates the watch after a change of the depth, or after an overrun.
     pub(super) fn recheck_overrun_watch(&self) {
-        self.update_overrun_watch(&lock(&self.overrun.max_unpolled_completions));
+        self.update_overrun_watch(&lock(&self.overrun_state.max_unpolled_completions));
     }
 
     /// Makes the engine watch the queue, or stops that.
     fn update_overrun_watch(&self, demand: &MaxUnpolledCompletions) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
-        let wanted = demand.total() > depth && !self.overrun.ignores_overrun && !self.is_overrun();
-        if self.overrun.can_overrun.swap(wanted, Ordering::Relaxed) == wanted {
+        let wanted =
+            demand.total() > depth && !self.overrun_state.ignores_overrun && !self.is_overrun();
+        if self
+            .overrun_state
+            .can_overrun
+            .swap(wanted, Ordering::Relaxed)
+            == wanted
+        {
             return;
         }
         let count = &self.nic.overrun_watched_cq_count;
@@ -147,12 +153,12 @@ impl Cq {
 
     /// Returns true if the queue can be overrun.
     pub(crate) fn is_watched_for_overrun(&self) -> bool {
-        self.overrun.can_overrun.load(Ordering::Relaxed)
+        self.overrun_state.can_overrun.load(Ordering::Relaxed)
     }
 
     /// Returns true if the queue is in error.
     pub(crate) fn is_overrun(&self) -> bool {
-        self.overrun.is_cq_in_error.load(Ordering::Acquire)
+        self.overrun_state.is_cq_in_error.load(Ordering::Acquire)
     }
 
     /// Returns the number of completions that the engine makes for a program that does not poll: as many as fit, and
@@ -170,7 +176,7 @@ impl Cq {
         look: EngineCheckReason,
     ) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
-        if !self.is_watched_for_overrun() || state.buffer.len() <= depth {
+        if !self.is_watched_for_overrun() || state.buffered_completions.len() <= depth {
             state.overfull_engine_ticks = 0;
             return false;
         }
@@ -182,7 +188,7 @@ impl Cq {
         // The state of a queue pair is changed without the lock of a CQ.
         drop(state);
         for qp in qps {
-            qp.fail_for_overrun();
+            qp.fail_for_cq_overrun();
         }
         false
     }
@@ -195,19 +201,22 @@ impl Cq {
             "completion queue {} of {depth} entries is overrun",
             self.index
         );
-        state.buffer.truncate(depth);
+        state.buffered_completions.truncate(depth);
         let mut qps = std::mem::take(&mut state.sending_qps);
         for mut side in state.recv_sides.drain(..) {
-            side.detach_all();
+            side.detach_all_rings();
             qps.push(Arc::clone(side.qp()));
         }
         qps.sort_unstable_by_key(|qp| qp.index);
         qps.dedup_by_key(|qp| qp.index);
         // A thread that makes one of them ready from now on finds this flag and fails the queue pair.
-        self.overrun.is_cq_in_error.store(true, Ordering::Release);
+        self.overrun_state
+            .is_cq_in_error
+            .store(true, Ordering::Release);
         self.recheck_overrun_watch();
         // Raised under the lock, so that the event does not come after the end of the queue (`Cq::end`).
-        self.context.raise_cq(IBV_EVENT_CQ_ERR, self.handle().0);
+        self.context
+            .raise_cq_event(IBV_EVENT_CQ_ERR, self.handle().0);
         qps
     }
 
@@ -215,7 +224,9 @@ impl Cq {
     pub(crate) fn stop_and_await_event_acknowledgements(&self) {
         {
             let _state = self.state.lock();
-            self.overrun.is_cq_in_error.store(true, Ordering::Release);
+            self.overrun_state
+                .is_cq_in_error
+                .store(true, Ordering::Release);
         }
         self.context
             .discard_events_of_object(self.handle().0.cast());

@@ -74,9 +74,9 @@ impl<'a> WcSink<'a> {
     pub(crate) fn push_sent(&mut self, wr_id: u64, opcode: u32, byte_len: u32, qp_num: u32) {
         self.push_successful_wc_as_words([
             wr_id,
-            in_upper_half(opcode),
-            in_upper_half(byte_len),
-            in_upper_half(qp_num),
+            shift_to_upper_half(opcode),
+            shift_to_upper_half(byte_len),
+            shift_to_upper_half(qp_num),
             0,
             0,
         ]);
@@ -87,10 +87,10 @@ impl<'a> WcSink<'a> {
     pub(crate) fn push_received(&mut self, wc: &ReceivedSend) {
         self.push_successful_wc_as_words([
             wc.wr_id,
-            in_upper_half(IBV_WC_RECV),
-            in_upper_half(wc.byte_len),
-            in_upper_half(wc.qp_num) | u64::from(wc.imm),
-            in_upper_half(wc.wc_flags) | u64::from(wc.src_qp),
+            shift_to_upper_half(IBV_WC_RECV),
+            shift_to_upper_half(wc.byte_len),
+            shift_to_upper_half(wc.qp_num) | u64::from(wc.imm),
+            shift_to_upper_half(wc.wc_flags) | u64::from(wc.src_qp),
             wc.last_wc_word,
         ]);
     }
@@ -122,7 +122,7 @@ impl<'a> WcSink<'a> {
 
 /// Returns a field in the upper half of a word.
 #[inline(always)]
-fn in_upper_half(field: u32) -> u64 {
+fn shift_to_upper_half(field: u32) -> u64 {
     u64::from(field) << 32
 }
 

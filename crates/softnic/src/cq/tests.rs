@@ -20,7 +20,7 @@ fn queue() -> (Arc<Cq>, Arc<CompletionChannel>) {
         let channel = (verbs.ibv_create_comp_channel)(context);
         (verbs.ibv_create_cq)(context, 16, null_mut(), channel, 0)
     };
-    let cq = live::find::<Cq>(cq).expect("a CQ");
+    let cq = live_handles::find_object::<Cq>(cq).expect("a CQ");
     let channel = cq.channel.clone().expect("its channel");
     // SAFETY: open as long as the channel.
     let fd = unsafe { BorrowedFd::borrow_raw(channel.raw_fd()) };
@@ -29,7 +29,7 @@ fn queue() -> (Arc<Cq>, Arc<CompletionChannel>) {
 }
 
 fn push(channel: &CompletionChannel, cq: &Cq, token_of: Option<usize>) {
-    channel.push(cq.index, cq.handle(), token_of);
+    channel.push_event(cq.index, cq.handle(), token_of);
 }
 
 fn is_empty(channel: &CompletionChannel) -> bool {
@@ -85,7 +85,7 @@ impl ChannelCq for Disarmed {
     }
 
     fn take_peer_signaled_event(&self) -> Option<bool> {
-        self.channel.push(7, self.handle(), Some(5));
+        self.channel.push_event(7, self.handle(), Some(5));
         None
     }
 }
@@ -98,7 +98,7 @@ fn a_token_waits_for_the_thread_that_adds_its_event() {
         channel: Arc::clone(&channel),
         cq: Arc::clone(&cq),
     });
-    channel.add(usize::MAX, Arc::downgrade(&other));
+    channel.add_cq(usize::MAX, Arc::downgrade(&other));
     assert!(channel.put_token(9));
     assert!(
         channel
@@ -127,7 +127,7 @@ fn the_token_of_a_peer_that_died_is_written_once() {
     channel.write_tokens_owed_by(5);
     assert!(channel.next(&|_| ()).is_ok());
     assert!(is_empty(&channel));
-    assert_eq!(channel.tokens(), 0);
+    assert_eq!(channel.token_count(), 0);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn more_events_than_tokens_fit_are_kept() {
     for _ in 0..EVENTS {
         push(&channel, &cq, None);
     }
-    assert!(channel.tokens() < EVENTS);
+    assert!(channel.token_count() < EVENTS);
     for _ in 0..EVENTS {
         channel.next(&|_| ()).expect("an event");
     }
@@ -167,11 +167,13 @@ fn more_events_than_tokens_fit_are_kept() {
 #[test]
 fn garbage_in_the_words_of_a_queue_makes_no_event() {
     let (cq, channel) = queue();
-    cq.shared().armed_word.store(u32::MAX, Ordering::Relaxed);
+    cq.shared_state()
+        .armed_word
+        .store(u32::MAX, Ordering::Relaxed);
     assert!(channel.put_token(0xffff));
     assert!(is_empty(&channel));
     cq.arm(false);
-    cq.shared().armed_word.fetch_or(!0, Ordering::Relaxed);
+    cq.shared_state().armed_word.fetch_or(!0, Ordering::Relaxed);
     assert!(channel.put_token(u16::try_from(cq.index).expect("small")));
     assert!(is_empty(&channel));
 }

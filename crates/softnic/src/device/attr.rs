@@ -21,8 +21,9 @@ pub(crate) fn device_attr(
     device: &Device,
 ) -> ibv_device_attr {
     let own = &can.limits;
-    let if_has = |feature, value: u32| if can.has(feature) { value } else { 0 };
-    let with = |feature, flag: ibv_device_cap_flags| if can.has(feature) { flag } else { 0 };
+    let if_has = |feature, value: u32| if can.has_feature(feature) { value } else { 0 };
+    let with =
+        |feature, flag: ibv_device_cap_flags| if can.has_feature(feature) { flag } else { 0 };
     let mut attr = ibv_device_attr::zeroed();
     for (to, from) in attr.fw_ver.iter_mut().zip(identity.firmware.bytes()) {
         *to = from.cast_signed();
@@ -57,7 +58,7 @@ pub(crate) fn device_attr(
         attr.device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
     }
     attr.max_mw = limit_as_c_int(if_has(OptionalFeature::MemoryWindows, own.max_mr));
-    let mcasts = limit_as_c_int(if_has(OptionalFeature::Multicast, MAX_MCASTS));
+    let mcasts = limit_as_c_int(if_has(OptionalFeature::Multicast, MAX_MCAST_ATTACHMENTS));
     attr.max_mcast_grp = mcasts;
     attr.max_mcast_qp_attach = mcasts;
     attr.max_total_mcast_qp_attach = mcasts;
@@ -72,7 +73,7 @@ pub(crate) fn device_attr(
     // Every queue pair may use its full share.
     attr.max_res_rd_atom = limit_as_c_int(own.max_qp.saturating_mul(own.max_qp_rd_atom));
     // On private memory, atomics are atomic only with respect to the device's own.
-    attr.atomic_cap = match can.has(OptionalFeature::Atomics) {
+    attr.atomic_cap = match can.has_feature(OptionalFeature::Atomics) {
         true => IBV_ATOMIC_HCA,
         false => IBV_ATOMIC_NONE,
     };
@@ -106,19 +107,19 @@ pub(crate) fn device_attr_ex(
     attr.orig_attr = device_attr(identity, can, device);
     attr.cq_mod_caps.max_cq_count = u16::MAX;
     attr.cq_mod_caps.max_cq_period = u16::MAX;
-    if can.has(OptionalFeature::OnDemandPaging) {
+    if can.has_feature(OptionalFeature::OnDemandPaging) {
         set_on_demand_paging_caps(&mut attr);
     }
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CORE_CLOCK_KHZ;
     attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
-    if can.has(OptionalFeature::Flush) {
+    if can.has_feature(OptionalFeature::FlushAndAtomicWrite) {
         attr.device_cap_flags_ex |= IBV_DEVICE_ATOMIC_WRITE | IBV_DEVICE_FLUSH_GLOBAL;
     }
-    if can.has(OptionalFeature::DeviceMemory) {
+    if can.has_feature(OptionalFeature::DeviceMemory) {
         attr.max_dm_size = MAX_DM_SIZE;
     }
-    if can.has(OptionalFeature::TagMatching) {
+    if can.has_feature(OptionalFeature::TagMatching) {
         attr.tm_caps = ibv_tm_caps {
             max_rndv_hdr_size: MAX_RNDV_HEADER,
             max_num_tags: MAX_TAGS,

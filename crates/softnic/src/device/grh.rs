@@ -12,7 +12,7 @@ const IPV4_HEADER_OFFSET: usize = 20;
 /// Version 4, five 32-bit words: RFC 791, 3.1, without options (annex A17).
 const IPV4_VERSION_IHL: u8 = 0x45;
 /// Bytes of an IPv4 header without options.
-const IPV4_BYTES: u16 = 20;
+const IPV4_HEADER_BYTES: u16 = 20;
 /// Bytes of a UDP header: RFC 768.
 const UDP_HEADER_BYTES: u16 = 8;
 /// UDP in an IP header: IANA's protocol numbers.
@@ -57,7 +57,7 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
             let ip = &mut grh[IPV4_HEADER_OFFSET..];
             ip[2..4].copy_from_slice(
                 &bytes
-                    .saturating_add(IPV4_BYTES + UDP_HEADER_BYTES)
+                    .saturating_add(IPV4_HEADER_BYTES + UDP_HEADER_BYTES)
                     .to_be_bytes(),
             );
             ip[10..12].fill(0);
@@ -168,7 +168,7 @@ impl DatagramGrhFields {
     /// # Errors
     /// - `EINVAL`: the destination is a multicast address.
     /// - `EPROTONOSUPPORT`: the 40 bytes are neither an IPv4 header, an IPv6 header with UDP, nor a GRH.
-    pub(super) fn read(grh: &[u8; 40]) -> Result<Self, i32> {
+    pub(super) fn parse(grh: &[u8; 40]) -> Result<Self, i32> {
         match header_version(grh).ok_or(libc::EPROTONOSUPPORT)? {
             IpHeaderVersion::V4 => {
                 let ip = &grh[IPV4_HEADER_OFFSET..];

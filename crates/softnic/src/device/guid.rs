@@ -41,11 +41,11 @@ pub(super) fn read_node_guid() -> io::Result<[u8; 8]> {
             _ => {}
         }
     }
-    Ok(*GUID.get_or_init(|| guid_from(id.trim())))
+    Ok(*GUID.get_or_init(|| guid_from_host_id(id.trim())))
 }
 
 /// Hashes a host's id into an EUI-64.
-pub(super) fn guid_from(host_id: &str) -> [u8; 8] {
+pub(super) fn guid_from_host_id(host_id: &str) -> [u8; 8] {
     // FNV-1a, 64 bits (RFC 9923), with its offset basis and prime; std's hashers may change with the
     // compiler, and the GUID must not.
     let mut hash = b"verbatim softnic guid "
@@ -64,12 +64,12 @@ pub(super) fn guid_from(host_id: &str) -> [u8; 8] {
 
 /// Returns the GUID of a port that `VERBATIM_ADDRESS` gives the addresses `list`; it differs from that of the host.
 pub(super) fn guid_of_address_list(host: [u8; 8], list: &str) -> [u8; 8] {
-    guid_from(&format!("{host:02x?} {list}"))
+    guid_from_host_id(&format!("{host:02x?} {list}"))
 }
 
 /// The GUID of another device or port of the same host.
 pub(super) fn guid_of_device_or_port(host: [u8; 8], place: &str) -> [u8; 8] {
-    guid_from(&format!("{host:02x?} {place}"))
+    guid_from_host_id(&format!("{host:02x?} {place}"))
 }
 
 /// Returns the GUID of a port at an interface with this MAC address, or `None` if the interface has no address.

@@ -74,7 +74,7 @@ pub(super) fn is_link_local(ip: &IpAddr) -> bool {
 
 /// Returns those of `addresses` by which others know this host, by interface and IPv4 first, and the link-local ones.
 /// Returns 127.0.0.1 if there is no other.
-pub(super) fn port_addresses(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
+pub(super) fn filter_port_addresses(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
     // By kernel index, so that the host's first interface stays in front of bridges made later.
     addresses.sort();
     let known = addresses.iter().any(|a| is_global(&a.ip));
@@ -91,7 +91,7 @@ pub(super) fn port_addresses(mut addresses: Vec<InterfaceAddress>) -> Vec<Interf
 /// Returns name and number of the network interface beside the port: the first one whose addresses the connection
 /// manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
 pub(crate) fn first_port_interface() -> Option<(String, u32)> {
-    let usable = port_addresses(interface_addresses().ok()?);
+    let usable = filter_port_addresses(interface_addresses().ok()?);
     let first = usable.into_iter().find(|a| !is_link_local(&a.ip))?;
     let number = first.kernel_if_index();
     Some((first.if_name, number))
@@ -155,12 +155,12 @@ pub(super) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
 /// GID 0 would tell them apart.
 pub(super) fn guid_of_interface(addresses: &[InterfaceAddress]) -> Option<[u8; 8]> {
     let first = addresses.iter().find(|a| !is_link_local(&a.ip))?;
-    let text = interface_file(&first.if_name, "address").ok()?;
-    guid_of_mac(mac_of(&text)?)
+    let text = read_interface_file(&first.if_name, "address").ok()?;
+    guid_of_mac(parse_mac(&text)?)
 }
 
 /// Returns the MAC address in the text of an interface's `address`; `None` for addresses of other kinds.
-fn mac_of(text: &str) -> Option<[u8; 6]> {
+fn parse_mac(text: &str) -> Option<[u8; 6]> {
     let bytes = text
         .trim()
         .split(':')
@@ -169,7 +169,7 @@ fn mac_of(text: &str) -> Option<[u8; 6]> {
 }
 
 /// Reads a file of sysfs about an interface.
-fn interface_file(name: &str, file: &str) -> io::Result<String> {
+fn read_interface_file(name: &str, file: &str) -> io::Result<String> {
     // A label (`eth0:1`) belongs to the interface before the colon: ip-address(8).
     let device = name.split(':').next().unwrap_or(name);
     fs::read_to_string(format!("/sys/class/net/{device}/{file}"))
@@ -177,7 +177,7 @@ fn interface_file(name: &str, file: &str) -> io::Result<String> {
 
 /// Returns the kernel's number of an interface; `u32::MAX` if it cannot be read.
 fn interface_index(name: &str) -> u32 {
-    interface_file(name, "ifindex")
+    read_interface_file(name, "ifindex")
         .ok()
         .and_then(|index| index.trim().parse().ok())
         .unwrap_or(u32::MAX)
@@ -189,19 +189,19 @@ mod tests {
 
     #[test]
     fn mac_addresses_are_read() {
-        let mac = mac_of("52:54:00:12:34:56\n");
+        let mac = parse_mac("52:54:00:12:34:56\n");
         assert_eq!(mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
         let guid = Some([0x50, 0x54, 0, 0xff, 0xfe, 0x12, 0x34, 0x56]);
         assert_eq!(mac.and_then(guid_of_mac), guid);
         // A loopback interface; a tunnel, IP over InfiniBand, nothing.
-        assert_eq!(mac_of("00:00:00:00:00:00").and_then(guid_of_mac), None);
+        assert_eq!(parse_mac("00:00:00:00:00:00").and_then(guid_of_mac), None);
         for text in [
             "",
             "10.0.0.1",
             "80:00:00:48:fe:80:00:01",
             "52:54:00:12:34:zz",
         ] {
-            assert_eq!(mac_of(text), None, "{text}");
+            assert_eq!(parse_mac(text), None, "{text}");
         }
     }
 }

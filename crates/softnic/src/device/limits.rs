@@ -47,8 +47,8 @@ pub(crate) const MAX_TAG_OPS: u32 = 1024;
 pub(crate) const MAX_AH: u32 = 65_536;
 
 /// Most attachments of a process's queue pairs to multicast groups: the number of places in its table.
-pub(super) const MAX_MCASTS: u32 = 4096;
-const _: () = assert!(MAX_MCASTS as usize == shm::fabric::layout::MAX_MCASTS);
+pub(super) const MAX_MCAST_ATTACHMENTS: u32 = 4096;
+const _: () = assert!(MAX_MCAST_ATTACHMENTS as usize == shm::fabric::layout::MAX_MCAST_ATTACHMENTS);
 
 /// Most bytes of device memory in one allocation: 256 KiB, about what ConnectX NICs have.
 pub(crate) const MAX_DM_SIZE: u64 = 256 << 10;

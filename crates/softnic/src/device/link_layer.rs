@@ -6,7 +6,7 @@ use std::io;
 use libc::EINVAL;
 use shm::errno::errno_of;
 
-use super::counts::BadCount;
+use super::device_and_port_counts::BadCount;
 use super::interfaces::ADDRESS_VAR;
 
 /// The environment variable that chooses the link layer.
@@ -24,7 +24,7 @@ pub(crate) enum LinkLayer {
 impl LinkLayer {
     /// Parses the value of `VERBATIM_LINK_LAYER`: `roce` or `ethernet` (the default when unset), `ib` or `infiniband`,
     /// in any case (`ibv_devinfo` prints `InfiniBand` and `Ethernet`).
-    pub(super) fn from_value(value: Option<&OsStr>) -> Result<Self, PortError> {
+    pub(super) fn from_env_value(value: Option<&OsStr>) -> Result<Self, PortError> {
         let Some(value) = value else {
             return Ok(Self::Ethernet);
         };
@@ -59,7 +59,7 @@ pub(crate) enum PortError {
         "cannot list the addresses of the network interfaces: {0}; \
          {LINK_LAYER_VAR}=ib gives a port that needs none"
     )]
-    Addresses(#[source] io::Error),
+    CannotReadAddresses(#[source] io::Error),
     /// `VERBATIM_ADDRESS` names an address that the port cannot have.
     #[error(
         "{ADDRESS_VAR} is {0:?}: list addresses of this host's network interfaces, separated by commas \
@@ -78,10 +78,10 @@ pub(crate) enum PortError {
     },
     /// The number of devices or ports cannot be had.
     #[error(transparent)]
-    Count(#[from] BadCount),
+    BadCount(#[from] BadCount),
     /// The host's id cannot be read, of which the port's GUID is made.
     #[error("cannot read the host's id: {0}")]
-    HostId(#[source] io::Error),
+    CannotReadHostId(#[source] io::Error),
 }
 
 impl PortError {
@@ -91,8 +91,8 @@ impl PortError {
             Self::UnknownLinkLayer { .. }
             | Self::NoSuchAddress(_)
             | Self::TooFewAddresses { .. }
-            | Self::Count(_) => EINVAL,
-            Self::Addresses(error) | Self::HostId(error) => errno_of(error),
+            | Self::BadCount(_) => EINVAL,
+            Self::CannotReadAddresses(error) | Self::CannotReadHostId(error) => errno_of(error),
         }
     }
 }

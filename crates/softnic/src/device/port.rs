@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use libc::{EINVAL, ETIMEDOUT};
 use verbs_abi::*;
 
-use super::counts::PortPlace;
+use super::device_and_port_counts::PortPlace;
 use super::grh::{
     DatagramGrhFields, FLOW_LABEL_MASK, IpHeaderVersion, datagram_grh, gid_of_ip, header_version,
     mapped_ipv4,
@@ -79,7 +79,7 @@ impl OtherPort {
 }
 
 impl Port {
-    /// A port with this GUID on a host with these [usable](super::interfaces::port_addresses) addresses.
+    /// A port with this GUID on a host with these [usable](super::interfaces::filter_port_addresses) addresses.
     ///
     /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of `guid`. The
     /// addresses follow, those of IPv4 mapped into IPv6.
@@ -401,7 +401,7 @@ pub(crate) fn init_ah_from_wc(
     }
 
     let word = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
-    let travelled = DatagramGrhFields::read(grh)?;
+    let travelled = DatagramGrhFields::parse(grh)?;
     // The type of the GID has to match the header, too; all GIDs of a port have the same type.
     if travelled.link_layer != port.link_layer {
         return Err(EINVAL);

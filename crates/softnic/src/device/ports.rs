@@ -6,11 +6,11 @@
 use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 
-use super::counts::{DeviceAndPortCounts, PortPlace};
+use super::device_and_port_counts::{DeviceAndPortCounts, PortPlace};
 use super::guid::{guid_of_address_list, guid_of_device_or_port, read_node_guid};
 use super::interfaces::{
-    ADDRESS_VAR, InterfaceAddress, addresses_in_list, guid_of_interface, interface_addresses,
-    port_addresses,
+    ADDRESS_VAR, InterfaceAddress, addresses_in_list, filter_port_addresses, guid_of_interface,
+    interface_addresses,
 };
 use super::link_layer::{LinkLayer, PortError};
 use super::port::{OtherPort, Port};
@@ -69,7 +69,7 @@ impl Device {
 /// Settings of a process from which its ports are made.
 struct PortSettings {
     link_layer: LinkLayer,
-    counts: DeviceAndPortCounts,
+    device_and_port_counts: DeviceAndPortCounts,
     /// GUID of the host.
     host_guid: [u8; 8],
     /// GUID of the first port.
@@ -89,16 +89,16 @@ pub(crate) fn devices_from_env(
     identity: &Identity,
     counts: DeviceAndPortCounts,
 ) -> Result<(Vec<Device>, Port), PortError> {
-    let link_layer = LinkLayer::from_value(link_layer)?;
-    let guid = read_node_guid().map_err(PortError::HostId)?;
+    let link_layer = LinkLayer::from_env_value(link_layer)?;
+    let guid = read_node_guid().map_err(PortError::CannotReadHostId)?;
     let all = match link_layer {
-        LinkLayer::Ethernet => interface_addresses().map_err(PortError::Addresses)?,
+        LinkLayer::Ethernet => interface_addresses().map_err(PortError::CannotReadAddresses)?,
         LinkLayer::InfiniBand => Vec::new(),
     };
     let list = std::env::var_os(ADDRESS_VAR).filter(|_| link_layer == LinkLayer::Ethernet);
     let mut host = PortSettings {
         link_layer,
-        counts,
+        device_and_port_counts: counts,
         host_guid: guid,
         first_port_guid: guid,
         configured_addresses: None,
@@ -120,14 +120,14 @@ pub(crate) fn devices_from_env(
         host.first_port_guid = guid_of_address_list(guid, &list);
     } else if link_layer == LinkLayer::Ethernet {
         host.first_port_guid =
-            guid_of_interface(&port_addresses(host.host_addresses.clone())).unwrap_or(guid);
+            guid_of_interface(&filter_port_addresses(host.host_addresses.clone())).unwrap_or(guid);
     }
     Ok(host.make_devices(identity))
 }
 
 /// The devices of a host with these addresses, of which `chosen` were given to its ports.
 #[cfg(test)]
-pub(super) fn host_of(
+pub(super) fn devices_of_host(
     link_layer: LinkLayer,
     counts: DeviceAndPortCounts,
     all: Vec<InterfaceAddress>,
@@ -136,7 +136,7 @@ pub(super) fn host_of(
     let guid = [0x02, 1, 2, 3, 4, 5, 6, 7];
     let host = PortSettings {
         link_layer,
-        counts,
+        device_and_port_counts: counts,
         host_guid: guid,
         first_port_guid: guid,
         configured_addresses: chosen,
@@ -149,33 +149,41 @@ impl PortSettings {
     fn make_devices(&self, identity: &Identity) -> (Vec<Device>, Port) {
         // Ports that this process does not have may be another's of this host. One with addresses of its own is another
         // host.
-        let places = PortPlace::all()
-            .filter(|place| self.configured_addresses.is_none() || self.counts.has(*place));
+        let places = PortPlace::all_possible().filter(|place| {
+            self.configured_addresses.is_none() || self.device_and_port_counts.has_port(*place)
+        });
         let ports: Vec<Port> = places
             .enumerate()
             .map(|(n, place)| self.make_port(place, n))
             .collect();
         let with_others = |port: &Port| {
             let others = ports.iter().filter(|other| other.place != port.place);
-            port.with_other_ports(
-                others.map(|other| OtherPort::new(other, self.counts.has(other.place))),
-            )
+            port.with_other_ports(others.map(|other| {
+                OtherPort::new(other, self.device_and_port_counts.has_port(other.place))
+            }))
         };
         let device = |number: u8| Device {
             number,
-            name: identity.name_of(number),
+            name: identity.name_of_device(number),
             node_guid: match number {
                 0 => self.host_guid,
                 _ => guid_of_device_or_port(self.host_guid, &format!("device {number}")),
             },
             ports: ports
                 .iter()
-                .filter(|port| port.place.device == number && self.counts.has(port.place))
+                .filter(|port| {
+                    port.place.device == number && self.device_and_port_counts.has_port(port.place)
+                })
                 .map(with_others)
                 .collect(),
         };
         let first = with_others(&self.make_port(PortPlace::FIRST, 0));
-        ((0..self.counts.devices()).map(device).collect(), first)
+        (
+            (0..self.device_and_port_counts.devices())
+                .map(device)
+                .collect(),
+            first,
+        )
     }
 
     /// The port at the `n`-th place.
@@ -183,10 +191,10 @@ impl PortSettings {
         let addresses = match &self.configured_addresses {
             // Dealt in turn.
             Some(addresses) => {
-                let ports = self.counts.total_port_count();
+                let ports = self.device_and_port_counts.total_port_count();
                 addresses.iter().skip(n).step_by(ports).cloned().collect()
             }
-            None if place == PortPlace::FIRST => port_addresses(self.host_addresses.clone()),
+            None if place == PortPlace::FIRST => filter_port_addresses(self.host_addresses.clone()),
             None => self
                 .fallback_loopback_interface_address(place)
                 .into_iter()

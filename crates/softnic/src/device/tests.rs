@@ -8,7 +8,7 @@ use libc::EINVAL;
 use verbs_abi::*;
 
 use super::attr::*;
-use super::counts::*;
+use super::device_and_port_counts::*;
 use super::grh::*;
 use super::guid::*;
 use super::interfaces::*;
@@ -38,7 +38,7 @@ fn port_of(link_layer: LinkLayer, guid: [u8; 8], addresses: Vec<InterfaceAddress
         link_layer,
         PortPlace::FIRST,
         guid,
-        port_addresses(addresses),
+        filter_port_addresses(addresses),
     )
 }
 
@@ -106,7 +106,7 @@ fn errno<T>(result: Result<T, i32>) -> i32 {
 /// The devices of a host with the address 10.0.0.1.
 fn devices_of(link_layer: LinkLayer, counts: DeviceAndPortCounts) -> Vec<Device> {
     let all = vec![address(1, "127.0.0.1"), address(2, "10.0.0.1")];
-    host_of(link_layer, counts, all, None)
+    devices_of_host(link_layer, counts, all, None)
 }
 
 #[test]
@@ -116,10 +116,10 @@ fn guid_is_a_local_individual_eui64_and_stable() {
     assert_eq!(guid()[0] & 0x03, 0x02);
     // Pinned: a new version must not give a host another GUID.
     assert_eq!(
-        guid_from("0123456789abcdef0123456789abcdef"),
+        guid_from_host_id("0123456789abcdef0123456789abcdef"),
         [122, 92, 253, 45, 177, 232, 114, 198]
     );
-    assert_ne!(guid_from("a"), guid_from("b"));
+    assert_ne!(guid_from_host_id("a"), guid_from_host_id("b"));
 }
 
 #[test]
@@ -168,8 +168,11 @@ fn device_attr_holds_the_limits() {
 
 #[test]
 fn link_layer_values() {
-    let parse = |value: &str| LinkLayer::from_value(Some(OsStr::new(value)));
-    assert_eq!(LinkLayer::from_value(None).unwrap(), LinkLayer::Ethernet);
+    let parse = |value: &str| LinkLayer::from_env_value(Some(OsStr::new(value)));
+    assert_eq!(
+        LinkLayer::from_env_value(None).unwrap(),
+        LinkLayer::Ethernet
+    );
     for value in ["roce", "ethernet", "Ethernet", "RoCE"] {
         assert_eq!(parse(value).unwrap(), LinkLayer::Ethernet, "{value}");
     }
@@ -195,7 +198,7 @@ fn link_layer_values() {
 
 #[test]
 fn unreadable_addresses_keep_their_errno() {
-    let error = PortError::Addresses(io::Error::from_raw_os_error(libc::EMFILE));
+    let error = PortError::CannotReadAddresses(io::Error::from_raw_os_error(libc::EMFILE));
     assert_eq!(error.errno(), libc::EMFILE);
     assert!(
         error.to_string().contains("VERBATIM_LINK_LAYER=ib"),
@@ -280,7 +283,7 @@ fn infiniband_has_a_lid_and_one_gid() {
 fn port_of_this_host() {
     let addresses = interface_addresses().unwrap();
     let node_guid = read_node_guid().expect("a host has an id");
-    let guid = guid_of_interface(&port_addresses(addresses.clone())).unwrap_or(node_guid);
+    let guid = guid_of_interface(&filter_port_addresses(addresses.clone())).unwrap_or(node_guid);
     let port = port_of(LinkLayer::Ethernet, guid, addresses.clone());
     assert_eq!(port.gids[0][..8], LINK_LOCAL_PREFIX);
     assert!(port.gid_0_is_interface_address || port.gids[0] == link_local_gid(guid));
@@ -472,7 +475,7 @@ fn packets_go_between_the_addresses_of_ports() {
 fn given_addresses_are_dealt_to_the_ports_in_turn() {
     let given = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|ip| address(2, ip));
     let counts = DeviceAndPortCounts::new(1, 2);
-    let devices = host_of(
+    let devices = devices_of_host(
         LinkLayer::Ethernet,
         counts,
         Vec::new(),

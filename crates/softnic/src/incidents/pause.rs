@@ -19,7 +19,7 @@ pub(super) fn stop_process_for(time: Duration) {
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     match child {
         0 => stop_sleep_and_continue(std::os::fd::AsFd::as_fd(&pidfd), time),
-        child if child > 0 => wait_for(child),
+        child if child > 0 => wait_for_helper(child),
         _ => {
             let error = std::io::Error::last_os_error();
             tracing::error!("no pause: no helper: {error}");
@@ -60,7 +60,7 @@ fn stop_sleep_and_continue(pidfd: BorrowedFd<'_>, time: Duration) -> ! {
 }
 
 /// Waits for the helper's end, which comes after the pause.
-fn wait_for(child: libc::c_long) {
+fn wait_for_helper(child: libc::c_long) {
     loop {
         // SAFETY: a child of this process; no status is asked for.
         let ended = unsafe {

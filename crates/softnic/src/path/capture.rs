@@ -51,7 +51,7 @@ impl WireCapture {
 
     /// Sends a batch and writes the packets that the kernel took.
     pub(super) fn send_and_capture(&self, endpoint: &Endpoint, batch: &mut PacketBatch) {
-        if batch.is_empty() {
+        if batch.is_all_sent() {
             return;
         }
         // The turn prevents that an answer is written in front of its request.
@@ -59,15 +59,15 @@ impl WireCapture {
         let now = SystemTime::now();
         let mut records = CapturedPackets::default();
         endpoint.send_observed(batch, |sent| {
-            let datagram = datagram(
+            let datagram = make_datagram(
                 &sent.icrc_fields,
                 sent.traffic_class,
                 sent.hop_limit,
                 sent.bytes,
             );
-            self.push(&mut records, now, &datagram);
+            self.push_datagram(&mut records, now, &datagram);
         });
-        self.append(&records);
+        self.append_to_capture_file(&records);
         drop(turn);
     }
 
@@ -94,22 +94,27 @@ impl WireCapture {
             ..received.icrc_fields
         };
         let hop_limit = received.hop_limit.unwrap_or(0);
-        let datagram = datagram(&frame, received.traffic_class, hop_limit, received.bytes);
+        let datagram = make_datagram(&frame, received.traffic_class, hop_limit, received.bytes);
         let turn = self.file.lock_for_writing();
         let mut records = CapturedPackets::default();
-        self.push(&mut records, SystemTime::now(), &datagram);
-        self.append(&records);
+        self.push_datagram(&mut records, SystemTime::now(), &datagram);
+        self.append_to_capture_file(&records);
         drop(turn);
     }
 
-    fn push(&self, records: &mut CapturedPackets, time: SystemTime, datagram: &Datagram<'_>) {
+    fn push_datagram(
+        &self,
+        records: &mut CapturedPackets,
+        time: SystemTime,
+        datagram: &Datagram<'_>,
+    ) {
         // No error is expected: the addresses are of one family, and a UDP payload fits.
         if let Err(error) = records.push(time, datagram) {
             tracing::error!("a packet is not captured: {error}");
         }
     }
 
-    fn append(&self, records: &CapturedPackets) {
+    fn append_to_capture_file(&self, records: &CapturedPackets) {
         if records.is_empty() || self.has_failed.load(Ordering::Relaxed) {
             return;
         }
@@ -125,7 +130,7 @@ impl WireCapture {
     }
 }
 
-fn datagram<'a>(
+fn make_datagram<'a>(
     frame: &IcrcFields,
     traffic_class: u8,
     hop_limit: u8,

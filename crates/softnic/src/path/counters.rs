@@ -142,7 +142,7 @@ impl DropReason {
 }
 
 /// Largest age of the published values: while counts grow, the files are written once in this interval.
-pub(crate) const PUBLICATION_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const COUNTER_PUBLICATION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Largest number of ports.
 const MAX_PORTS_OF_HOST: usize = MAX_DEVICES as usize * MAX_PORTS as usize;
@@ -172,11 +172,11 @@ pub(crate) struct PacketCounters {
     counts_by_port: [[AtomicU64; COUNT]; MAX_PORTS_OF_HOST],
     /// True if the engine knows that there are counts to be published.
     is_engine_called: AtomicBool,
-    published: Mutex<PublishedCounts>,
+    published_counts: Mutex<PublishedCounts>,
 }
 
 /// Returns the index of the port with the number `place`. 0 is the number of no port: the first one counts.
-fn index(place: u32) -> usize {
+fn port_index(place: u32) -> usize {
     place.saturating_sub(1) as usize % MAX_PORTS_OF_HOST
 }
 
@@ -191,7 +191,7 @@ impl Default for PacketCounters {
         Self {
             counts_by_port: [const { [const { AtomicU64::new(0) }; COUNT] }; MAX_PORTS_OF_HOST],
             is_engine_called: AtomicBool::new(false),
-            published: Mutex::new(PublishedCounts {
+            published_counts: Mutex::new(PublishedCounts {
                 counts: [[0; COUNT]; MAX_PORTS_OF_HOST],
                 published_at: None,
             }),
@@ -202,7 +202,8 @@ impl Default for PacketCounters {
 impl PacketCounters {
     /// Adds to a counter of the port with the number `place`.
     pub(crate) fn add(&self, place: u32, counter: Counter, count: u64) {
-        self.counts_by_port[index(place)][counter as usize].fetch_add(count, Ordering::Relaxed);
+        self.counts_by_port[port_index(place)][counter as usize]
+            .fetch_add(count, Ordering::Relaxed);
     }
 
     /// Counts a dropped packet.
@@ -258,11 +259,11 @@ impl PacketCounters {
         ports: &'p [CountedPort],
     ) -> Vec<(&'p CountedPort, [u64; COUNT])> {
         let own = |port: &'p CountedPort| {
-            let counts = self.counts_by_port[index(port.host_wide_number)].each_ref();
+            let counts = self.counts_by_port[port_index(port.host_wide_number)].each_ref();
             (port, counts.map(|count| count.load(Ordering::Relaxed)))
         };
         let mut totals: Vec<_> = ports.iter().map(own).collect();
-        for (ip, counters) in endpoint.counters() {
+        for (ip, counters) in endpoint.counters_by_address() {
             let Some(total) = counts_of_port_with_address(&mut totals, ip) else {
                 continue;
             };
@@ -281,23 +282,23 @@ impl PacketCounters {
         endpoint: &Endpoint,
         ports: &[CountedPort],
     ) -> Option<Duration> {
-        let published = self.published();
-        if !self.has_unpublished(endpoint, ports, &published) {
+        let published = self.lock_published();
+        if !self.has_unpublished_counts(endpoint, ports, &published) {
             self.is_engine_called.store(false, Ordering::Relaxed);
             // A thread that counted before this did not call the engine.
-            if !self.has_unpublished(endpoint, ports, &published) {
+            if !self.has_unpublished_counts(endpoint, ports, &published) {
                 return None;
             }
         }
         let age = published
             .published_at
-            .map_or(PUBLICATION_INTERVAL, |at| at.elapsed());
-        Some(PUBLICATION_INTERVAL.saturating_sub(age))
+            .map_or(COUNTER_PUBLICATION_INTERVAL, |at| at.elapsed());
+        Some(COUNTER_PUBLICATION_INTERVAL.saturating_sub(age))
     }
 
     /// Returns true if a count is not published. Drops by the kernel are left out: reading them costs a system call,
     /// and they do not matter here.
-    fn has_unpublished(
+    fn has_unpublished_counts(
         &self,
         endpoint: &Endpoint,
         ports: &[CountedPort],
@@ -305,13 +306,13 @@ impl PacketCounters {
     ) -> bool {
         let mut totals = self.totals_by_port(endpoint, ports).into_iter();
         totals.any(|(port, mut totals)| {
-            let published = &published.counts[index(port.host_wide_number)];
+            let published = &published.counts[port_index(port.host_wide_number)];
             totals[Counter::Overrun as usize] = published[Counter::Overrun as usize];
             totals != *published
         })
     }
 
-    /// Adds new counts to the files of the ports, as [`PortCounterFiles::add`] does.
+    /// Adds new counts to the files of the ports, as [`PortCounterFiles::add_to_counters`] does.
     ///
     /// # Errors
     /// Those of the file system, and `WouldBlock` while another process writes: new counts wait for the next time.
@@ -321,23 +322,23 @@ impl PacketCounters {
         ports: &[CountedPort],
         patience: Duration,
     ) -> io::Result<()> {
-        let mut published = self.published();
+        let mut published = self.lock_published();
         published.published_at = Some(Instant::now());
         self.is_engine_called.store(false, Ordering::Relaxed);
         let mut totals = self.totals_by_port(endpoint, ports);
-        for (ip, drops) in endpoint.socket_drops() {
+        for (ip, drops) in endpoint.kernel_drops_by_address() {
             if let Some(total) = counts_of_port_with_address(&mut totals, ip) {
                 total[Counter::Overrun as usize] += drops;
             }
         }
         let mut results = Ok(());
         for (port, totals) in totals {
-            let published = &mut published.counts[index(port.host_wide_number)];
+            let published = &mut published.counts[port_index(port.host_wide_number)];
             let news = NAMES.iter().zip(totals).zip(*published);
             // Drops at a socket that has closed are not counted any more.
             let mut news =
                 news.map(|((name, total), before)| (*name, total.saturating_sub(before)));
-            let result = port.files.add(&mut news, patience);
+            let result = port.files.add_to_counters(&mut news, patience);
             if !matches!(&result, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
                 // Counts that cannot be written are lost: otherwise the engine would try for ever.
                 *published = totals;
@@ -347,12 +348,12 @@ impl PacketCounters {
         results
     }
 
-    fn published(&self) -> MutexGuard<'_, PublishedCounts> {
-        lock(&self.published)
+    fn lock_published(&self) -> MutexGuard<'_, PublishedCounts> {
+        lock(&self.published_counts)
     }
 
     /// Returns the counts of dropped packets of all ports that are not 0.
-    pub(crate) fn drop_counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn nonzero_drop_counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let of_all_ports = |counter: usize| {
             let counts = self.counts_by_port.iter().map(|own| &own[counter]);
             counts.map(|count| count.load(Ordering::Relaxed)).sum()
@@ -422,13 +423,13 @@ mod tests {
         counters.add_qp_counts(|| panic!("there are none"), &mut counts);
         counters.count_drop(1, DropReason::WrongQkey);
         let count = |place, counter: Counter| {
-            counters.counts_by_port[index(place)][counter as usize].load(Ordering::Relaxed)
+            counters.counts_by_port[port_index(place)][counter as usize].load(Ordering::Relaxed)
         };
         assert_eq!(count(2, Counter::DuplicateRequest), 3);
         assert_eq!(count(1, Counter::DuplicateRequest), 0);
         assert_eq!(count(2, Counter::CnpSent), 1);
         assert_eq!(
-            counters.drop_counts().collect::<Vec<_>>(),
+            counters.nonzero_drop_counts().collect::<Vec<_>>(),
             [("rx_wrong_qkey", 1)]
         );
         assert_eq!(

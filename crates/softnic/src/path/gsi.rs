@@ -32,17 +32,17 @@ use crate::lock::lock;
 const CM_FOLDER: &str = "rdma_cm";
 
 /// Largest number of datagrams that wait for all processes, and for one of them.
-const MAX_WAITING: usize = 4096;
-const MAX_WAITING_FOR_ONE: usize = 1024;
+const MAX_WAITING_MADS: usize = 4096;
+const MAX_WAITING_MADS_PER_PROCESS: usize = 1024;
 
 /// Time after which a waiting datagram is dropped. Its process does not run, and its sender repeats it.
-const MAX_WAIT_NS: u64 = 1_000_000_000;
+const MAX_MAD_WAIT_NS: u64 = 1_000_000_000;
 
 /// A datagram for a process whose socket was full.
 struct WaitingMad {
     recipient: MadRecipient,
     bytes: [u8; DELIVERED_MAD_BYTES],
-    dropped_at_ns: u64,
+    drop_deadline_ns: u64,
 }
 
 /// The fate of a datagram that has arrived.
@@ -58,7 +58,7 @@ pub(crate) enum MadDelivery {
 #[derive(Default)]
 pub(crate) struct Gsi {
     socket_and_folder: OnceLock<(UnixDatagram, PathBuf)>,
-    waiting: Mutex<VecDeque<WaitingMad>>,
+    waiting_mads: Mutex<VecDeque<WaitingMad>>,
     /// True while `waiting` has datagrams.
     has_waiting: AtomicBool,
 }
@@ -103,7 +103,7 @@ impl Gsi {
         };
         let bytes = delivery.emit();
         let recipient = message.recipient();
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = lock(&self.waiting_mads);
         let is_for_recipient = |mad: &&WaitingMad| mad.recipient == recipient;
         let ahead = waiting.iter().filter(is_for_recipient).count();
         if ahead == 0 {
@@ -116,13 +116,13 @@ impl Gsi {
             // The sender has repeated it.
             return Ok(MadDelivery::Waits);
         }
-        if ahead >= MAX_WAITING_FOR_ONE || waiting.len() >= MAX_WAITING {
+        if ahead >= MAX_WAITING_MADS_PER_PROCESS || waiting.len() >= MAX_WAITING_MADS {
             return Err(DropReason::NotReady);
         }
         waiting.push_back(WaitingMad {
             recipient,
             bytes,
-            dropped_at_ns: now_ns().saturating_add(MAX_WAIT_NS),
+            drop_deadline_ns: now_ns().saturating_add(MAX_MAD_WAIT_NS),
         });
         self.has_waiting.store(true, Ordering::Relaxed);
         Ok(MadDelivery::Waits)
@@ -133,12 +133,12 @@ impl Gsi {
         if !self.has_waiting.load(Ordering::Relaxed) {
             return false;
         }
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = lock(&self.waiting_mads);
         if let Some(fabric) = fabric() {
             let now = now_ns();
             let mut full = Vec::new();
             waiting.retain(|mad| {
-                if now >= mad.dropped_at_ns {
+                if now >= mad.drop_deadline_ns {
                     return false;
                 }
                 if full.contains(&mad.recipient) {
@@ -335,7 +335,7 @@ mod tests {
         };
         let deliver =
             |mad: &[u8]| gsi.deliver(fabric.path(), [1; 16], [2; 16], &packet(mad, GSI_QKEY));
-        let burst = 1..=u32::try_from(MAX_WAITING_FOR_ONE).unwrap();
+        let burst = 1..=u32::try_from(MAX_WAITING_MADS_PER_PROCESS).unwrap();
         for id in burst.clone() {
             let delivery = deliver(&notice(id)).unwrap();
             // Its sender repeats a datagram that waits.

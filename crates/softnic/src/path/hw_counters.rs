@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use crate::device::{PortPlace, configured_address_list};
 
 /// The folder of all ports, in the fabric's folder.
-const FOLDER: &str = "counters";
+const COUNTERS_FOLDER_NAME: &str = "counters";
 
 /// The kernel's name for the time, in ms, for which values are kept before the device is asked again.
 const LIFESPAN_FILE: &str = "lifespan";
@@ -32,7 +32,7 @@ pub(crate) struct PortCounterFiles {
     /// The folder of this port.
     folder: PathBuf,
     /// The lock file, locked by the process that writes.
-    lock: PathBuf,
+    lock_path: PathBuf,
     /// The file that is renamed to a file of the folder.
     temporary_file: PathBuf,
 }
@@ -59,10 +59,10 @@ impl PortCounterFiles {
     fn new(fabric: &Path, port: &str) -> Self {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || ".,:-".contains(c);
         let port: String = port.chars().filter(|c| is_plain(*c)).collect();
-        let parent = fabric.join(FOLDER);
+        let parent = fabric.join(COUNTERS_FOLDER_NAME);
         Self {
             folder: parent.join(&port),
-            lock: parent.join(format!("{port}.lock")),
+            lock_path: parent.join(format!("{port}.lock")),
             temporary_file: parent.join(format!("{port}.new")),
             all_ports_folder: parent,
         }
@@ -77,12 +77,12 @@ impl PortCounterFiles {
     ///
     /// # Errors
     /// Those of the file system.
-    pub(crate) fn create_missing(&self, names: &[&str], age: Duration) -> io::Result<()> {
+    pub(crate) fn create_missing_files(&self, names: &[&str], age: Duration) -> io::Result<()> {
         let _lock = self.lock(LOCK_PATIENCE)?;
         let lifespan = self.folder.join(LIFESPAN_FILE);
         fs::write(lifespan, format!("{}\n", age.as_millis()))?;
         // All names are links to one file: an empty port costs no memory for each.
-        self.write_temporary(0)?;
+        self.write_temporary_file(0)?;
         for name in names {
             match fs::hard_link(&self.temporary_file, self.folder.join(name)) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -97,35 +97,38 @@ impl PortCounterFiles {
     ///
     /// # Errors
     /// Those of the file system; `WouldBlock` if another process has the lock for longer: nothing is added then.
-    pub(crate) fn add(
+    pub(crate) fn add_to_counters(
         &self,
         news: &mut dyn Iterator<Item = (&'static str, u64)>,
         patience: Duration,
     ) -> io::Result<()> {
         let _lock = self.lock(patience)?;
         for (name, count) in news.filter(|(_, count)| *count != 0) {
-            self.write(name, self.read(name).saturating_add(count))?;
+            self.write_counter(name, self.read_counter(name).saturating_add(count))?;
         }
         Ok(())
     }
 
     /// Returns the values of the counters `names`.
-    pub(crate) fn values(&self, names: &[&'static str]) -> Vec<(&'static str, u64)> {
-        names.iter().map(|name| (*name, self.read(name))).collect()
+    pub(crate) fn read_values(&self, names: &[&'static str]) -> Vec<(&'static str, u64)> {
+        names
+            .iter()
+            .map(|name| (*name, self.read_counter(name)))
+            .collect()
     }
 
     /// Reads the number in the file of a counter; 0 if there is no file, or no number in it.
-    fn read(&self, name: &str) -> u64 {
+    fn read_counter(&self, name: &str) -> u64 {
         let text = fs::read_to_string(self.folder.join(name)).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
     }
 
-    fn write(&self, name: &str, count: u64) -> io::Result<()> {
-        self.write_temporary(count)?;
+    fn write_counter(&self, name: &str, count: u64) -> io::Result<()> {
+        self.write_temporary_file(count)?;
         fs::rename(&self.temporary_file, self.folder.join(name))
     }
 
-    fn write_temporary(&self, count: u64) -> io::Result<()> {
+    fn write_temporary_file(&self, count: u64) -> io::Result<()> {
         // The file of a process that died may have other names, too.
         match fs::remove_file(&self.temporary_file) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -146,7 +149,7 @@ impl PortCounterFiles {
             .create(true)
             .append(true)
             .mode(0o600)
-            .open(&self.lock)?;
+            .open(&self.lock_path)?;
         let start = Instant::now();
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -170,7 +173,7 @@ mod tests {
     const NAMES: [&str; 3] = ["sent_pkts", "rcvd_pkts", "send_err"];
 
     fn count_of(files: &PortCounterFiles, name: &str) -> u64 {
-        let values = files.values(&NAMES);
+        let values = files.read_values(&NAMES);
         values
             .iter()
             .find(|(n, _)| *n == name)
@@ -180,7 +183,7 @@ mod tests {
 
     fn make(files: &PortCounterFiles) {
         files
-            .create_missing(&NAMES, Duration::from_secs(1))
+            .create_missing_files(&NAMES, Duration::from_secs(1))
             .unwrap();
     }
 
@@ -191,11 +194,15 @@ mod tests {
         assert_eq!(count_of(&port(), "sent_pkts"), 0);
         for process in [port(), port()] {
             let mut news = [("sent_pkts", 5), ("rcvd_pkts", 0)].into_iter();
-            process.add(&mut news, LOCK_PATIENCE).unwrap();
+            process.add_to_counters(&mut news, LOCK_PATIENCE).unwrap();
         }
         assert_eq!(count_of(&port(), "sent_pkts"), 10);
         let other = PortCounterFiles::new(fabric.path(), "7-::1/../..");
-        assert!(other.folder().starts_with(fabric.path().join(FOLDER)));
+        assert!(
+            other
+                .folder()
+                .starts_with(fabric.path().join(COUNTERS_FOLDER_NAME))
+        );
         assert_eq!(count_of(&other, "sent_pkts"), 0);
         // The file of a counter that has not counted exists for those who list the folder.
         assert!(!port().folder().join("rcvd_pkts").exists());
@@ -218,10 +225,12 @@ mod tests {
         let files = PortCounterFiles::new(fabric.path(), "7-all");
         let held = files.lock(LOCK_PATIENCE).unwrap();
         let mut news = [("sent_pkts", 1)].into_iter();
-        let error = files.add(&mut news, Duration::ZERO).unwrap_err();
+        let error = files
+            .add_to_counters(&mut news, Duration::ZERO)
+            .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         drop(held);
-        files.add(&mut news, LOCK_PATIENCE).unwrap();
+        files.add_to_counters(&mut news, LOCK_PATIENCE).unwrap();
         assert_eq!(count_of(&files, "sent_pkts"), 1);
     }
 
@@ -236,7 +245,7 @@ mod tests {
         }
         fs::write(files.folder().join("send_err"), u64::MAX.to_string()).unwrap();
         files
-            .add(&mut [("send_err", 1)].into_iter(), LOCK_PATIENCE)
+            .add_to_counters(&mut [("send_err", 1)].into_iter(), LOCK_PATIENCE)
             .unwrap();
         assert_eq!(count_of(&files, "send_err"), u64::MAX);
     }
@@ -249,9 +258,12 @@ mod tests {
         // The process died before it removed this name.
         fs::hard_link(files.folder().join("rcvd_pkts"), &files.temporary_file).unwrap();
         files
-            .add(&mut [("send_err", 9)].into_iter(), LOCK_PATIENCE)
+            .add_to_counters(&mut [("send_err", 9)].into_iter(), LOCK_PATIENCE)
             .unwrap();
-        let counts = files.values(&NAMES).into_iter().map(|(_, count)| count);
+        let counts = files
+            .read_values(&NAMES)
+            .into_iter()
+            .map(|(_, count)| count);
         assert_eq!(counts.collect::<Vec<_>>(), [0, 0, 9]);
     }
 }

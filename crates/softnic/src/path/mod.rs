@@ -18,23 +18,23 @@
 //! [`PathMode`] selects the path of a queue pair. The [`PacketPath`] is the state that all queue pairs of a process share on
 //! the path by packets.
 
-mod bursts;
 mod capture;
 mod congestion;
 mod counters;
-mod faulty;
 mod gsi;
-mod heard;
 pub(crate) mod hw_counters;
-mod mads;
 mod mode;
 mod network;
+mod packet_checks;
+mod packet_faults;
+mod post_bursts;
+mod send_mad;
 pub(crate) mod traffic;
 
 pub use capture::PCAP_VAR;
 pub use congestion::{DCQCN_VAR, check_dcqcn_setting};
 pub(crate) use counters::{
-    CountedPort, Counter, DropReason, NAMES, PUBLICATION_INTERVAL, PacketCounters,
+    COUNTER_PUBLICATION_INTERVAL, CountedPort, Counter, DropReason, NAMES, PacketCounters,
 };
 pub(crate) use gsi::MadDelivery;
 pub(crate) use mode::PathMode;

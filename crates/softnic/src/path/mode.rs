@@ -14,7 +14,7 @@ pub(crate) enum PathMode {
     Packets,
     /// Packets, also on one host, for queue pairs that packets carry; shared memory for the rest. The mode has no name
     /// in [`PATH_VAR`]: it is for processes that write a capture.
-    Captured,
+    PacketsWherePossible,
 }
 
 /// The reason why a value of [`PATH_VAR`] cannot be used.
@@ -23,14 +23,14 @@ pub(crate) enum PathMode {
     "{PATH_VAR} is {0:?}; set it to `auto` (shared memory on this host, packets elsewhere: the default), \
      `local` (shared memory only) or `packets` (RoCEv2 packets, also on this host)"
 )]
-pub struct BadPath(String);
+pub struct InvalidPathMode(String);
 
 impl PathMode {
     /// Reads the mode from the environment. `captured` tells whether packets are captured.
     ///
     /// # Errors
     /// The variable has none of the values that the error names.
-    pub(crate) fn from_env(captured: bool) -> Result<Self, BadPath> {
+    pub(crate) fn from_env(captured: bool) -> Result<Self, InvalidPathMode> {
         let value = std::env::var_os(PATH_VAR).unwrap_or_default();
         Self::parse(&value.to_string_lossy(), captured)
     }
@@ -38,19 +38,19 @@ impl PathMode {
     /// Returns the mode's name as a value of [`PATH_VAR`].
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Auto | Self::Captured => "auto",
+            Self::Auto | Self::PacketsWherePossible => "auto",
             Self::Local => "local",
             Self::Packets => "packets",
         }
     }
 
-    fn parse(value: &str, captured: bool) -> Result<Self, BadPath> {
+    fn parse(value: &str, captured: bool) -> Result<Self, InvalidPathMode> {
         match value {
-            "" if captured => Ok(Self::Captured),
+            "" if captured => Ok(Self::PacketsWherePossible),
             "" | "auto" => Ok(Self::Auto),
             "local" => Ok(Self::Local),
             "packets" => Ok(Self::Packets),
-            _ => Err(BadPath(value.to_owned())),
+            _ => Err(InvalidPathMode(value.to_owned())),
         }
     }
 }
@@ -64,12 +64,15 @@ mod tests {
         assert_eq!(PathMode::parse("", false), Ok(PathMode::Auto));
         assert_eq!(PathMode::parse("packets", false), Ok(PathMode::Packets));
         let wrong = PathMode::parse("loopback", false);
-        assert_eq!(wrong, Err(BadPath("loopback".to_owned())));
+        assert_eq!(wrong, Err(InvalidPathMode("loopback".to_owned())));
     }
 
     #[test]
     fn a_capture_has_packets_unless_a_path_is_asked_for() {
-        assert_eq!(PathMode::parse("", true), Ok(PathMode::Captured));
+        assert_eq!(
+            PathMode::parse("", true),
+            Ok(PathMode::PacketsWherePossible)
+        );
         for (value, mode) in [
             ("auto", PathMode::Auto),
             ("local", PathMode::Local),

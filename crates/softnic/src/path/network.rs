@@ -20,16 +20,18 @@ use roce::packet::Packet;
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 
-use super::bursts::PostBursts;
 use super::capture::{BadCapture, WireCapture};
 use super::congestion::{BadCongestionControl, congestion_control_from_env};
 use super::counters::{CountedPort, port_with_address_or_first};
-use super::faulty::FaultyWire;
 use super::gsi::Gsi;
-use super::heard::PacketChecks;
 use super::hw_counters::LOCK_PATIENCE;
-use super::mode::BadPath;
-use super::traffic::{Direction, OctetAndPacketCounts, PortTrafficCounters, udp_header_octets};
+use super::mode::InvalidPathMode;
+use super::packet_checks::PacketChecks;
+use super::packet_faults::FaultyWire;
+use super::post_bursts::PostBursts;
+use super::traffic::{
+    Direction, OctetAndPacketCounts, PortTrafficCounters, ethernet_ip_udp_header_octets,
+};
 use super::{DropReason, PacketCounters, PathMode};
 use crate::lock::lock;
 
@@ -88,7 +90,7 @@ const MAX_HELD_BACK_PACKETS: usize = 32;
 const MIN_FULL_BUFFER_PACKETS: usize = 32;
 
 /// Longest time for which the end of a process waits until no thread sends or receives.
-const MAX_WAIT_FOR_READERS_NS: u64 = 50_000_000;
+const MAX_WAIT_FOR_SENDERS_AND_RECEIVERS_NS: u64 = 50_000_000;
 
 /// Longest time for which the end of a process waits until packets have left that a fault plan has made late.
 const MAX_WAIT_FOR_LATE_PACKETS_NS: u64 = 1_000_000_000;
@@ -96,19 +98,19 @@ const MAX_WAIT_FOR_LATE_PACKETS_NS: u64 = 1_000_000_000;
 /// The state of the thread that receives packets from the network and delivers them.
 #[derive(Default)]
 pub(crate) struct ReceiveState {
-    inbox: ReceiveBuffers,
-    checks: PacketChecks,
+    receive_buffers: ReceiveBuffers,
+    packet_checks: PacketChecks,
     /// Number of packets that have arrived since the sockets were last asked for their drops, and the number of drops
     /// then.
-    arrived_since_drop_check: usize,
-    drops_at_last_check: u64,
+    packets_arrived_since_drop_check: usize,
+    drop_count_at_last_check: u64,
 }
 
 impl ReceiveState {
     /// Returns true if another check, at once, would find nothing
     /// ([`ReceiveBuffers::is_last_socket_drained`](link::ReceiveBuffers::is_last_socket_drained)).
     pub(crate) fn is_drained(&self) -> bool {
-        self.inbox.is_last_socket_drained()
+        self.receive_buffers.is_last_socket_drained()
     }
 }
 
@@ -119,7 +121,7 @@ pub(crate) struct CounterPublication {
     /// Its ports, with the files to which it publishes.
     pub(crate) ports: Vec<CountedPort>,
     /// The traffic counters of its ports, by address.
-    pub(crate) traffic: Vec<(IpAddr, Arc<PortTrafficCounters>)>,
+    pub(crate) traffic_counters_by_address: Vec<(IpAddr, Arc<PortTrafficCounters>)>,
     /// The amounts that the traffic counters have, by address: sent, received.
     pub(crate) published_traffic: Mutex<HashMap<IpAddr, [OctetAndPacketCounts; 2]>>,
 }
@@ -128,11 +130,15 @@ impl CounterPublication {
     /// Adds what the endpoint has sent and received to the traffic counters.
     fn count_traffic(&self, endpoint: &Endpoint) {
         let mut published = lock(&self.published_traffic);
-        for (ip, counters) in endpoint.counters() {
-            let Some((_, port)) = self.traffic.iter().find(|(own, _)| *own == ip) else {
+        for (ip, counters) in endpoint.counters_by_address() {
+            let Some((_, port)) = self
+                .traffic_counters_by_address
+                .iter()
+                .find(|(own, _)| *own == ip)
+            else {
                 continue;
             };
-            let headers = udp_header_octets(ip.is_ipv4());
+            let headers = ethernet_ip_udp_header_octets(ip.is_ipv4());
             let amount = |packets: &AtomicU64, bytes: &AtomicU64| {
                 let packets = packets.load(Ordering::Relaxed);
                 OctetAndPacketCounts {
@@ -161,10 +167,10 @@ pub(crate) struct PacketPath {
     /// an `RwLock` lets no reader in that comes after a waiting writer.
     endpoint: RwLock<Option<Endpoint>>,
     /// Held by the thread that opens the sockets.
-    opening: Mutex<()>,
+    opening_lock: Mutex<()>,
     /// A descriptor that is readable while packets wait.
     readiness_fd: OnceLock<OwnedFd>,
-    outgoing: Mutex<PacketBatch>,
+    outgoing_packets: Mutex<PacketBatch>,
     /// Held by the thread that delivers, until it has sent the answers, so that packets keep their order.
     receive_state: Mutex<ReceiveState>,
     /// The value of [`delivered_until_ns`](Self::delivered_until_ns).
@@ -175,14 +181,14 @@ pub(crate) struct PacketPath {
     program_check_count: AtomicU64,
     /// Number of packets that have arrived.
     arrived_packet_count: AtomicU64,
-    bursts: PostBursts,
+    post_bursts: PostBursts,
     /// True if packets wait for the next post or poll
-    /// ([`flush_or_hold_back_after_post`](Self::flush_or_hold_back_after_post)).
+    /// ([`send_or_hold_back_after_post`](Self::send_or_hold_back_after_post)).
     has_held_back_packets: AtomicBool,
     pub(crate) counters: PacketCounters,
     counter_publication: OnceLock<CounterPublication>,
     /// The effects of a fault plan on packets.
-    faulty: Option<FaultyWire>,
+    faulty_wire: Option<FaultyWire>,
     /// The parameters of DCQCN; `None` if it is turned off.
     congestion: Option<DcqcnParameters>,
     /// The capture into which packets are written.
@@ -196,7 +202,7 @@ pub(crate) struct PacketPath {
 pub enum BadNetwork {
     /// `VERBATIM_PATH` has an unknown value.
     #[error(transparent)]
-    Path(#[from] BadPath),
+    InvalidPathMode(#[from] InvalidPathMode),
     /// `VERBATIM_PCAP` names a file that cannot be written.
     #[error(transparent)]
     Capture(#[from] BadCapture),
@@ -217,19 +223,19 @@ impl PacketPath {
             congestion: congestion_control_from_env()?,
             capture,
             endpoint: RwLock::default(),
-            opening: Mutex::default(),
+            opening_lock: Mutex::default(),
             readiness_fd: OnceLock::new(),
-            outgoing: Mutex::new(PacketBatch::new(UDP_PORT)),
+            outgoing_packets: Mutex::new(PacketBatch::new(UDP_PORT)),
             receive_state: Mutex::default(),
             engine_checks_packets: AtomicBool::new(false),
             delivered_until_ns: AtomicU64::new(0),
             program_check_count: AtomicU64::new(0),
             arrived_packet_count: AtomicU64::new(0),
-            bursts: PostBursts::default(),
+            post_bursts: PostBursts::default(),
             has_held_back_packets: AtomicBool::new(false),
             counters: PacketCounters::default(),
             counter_publication: OnceLock::new(),
-            faulty: FaultyWire::new(),
+            faulty_wire: FaultyWire::new(),
             gsi: Gsi::default(),
         })
     }
@@ -259,15 +265,15 @@ impl PacketPath {
         fabric: FabricMembership,
         audience: Option<CounterPublication>,
     ) -> Result<(), LinkError> {
-        let _opening = lock(&self.opening);
+        let _opening = lock(&self.opening_lock);
         if self.is_open() {
             return Ok(());
         }
         let opened = Endpoint::open(&Config {
-            fabric: Some(fabric),
+            fabric_membership: Some(fabric),
             ..Config::new(addresses)
         })?;
-        let failed = |source| LinkError::Epoll { source };
+        let failed = |source| LinkError::EpollCreateFailed { source };
         let ready = opened.as_fd().try_clone_to_owned().map_err(failed)?;
         *self
             .endpoint
@@ -283,7 +289,7 @@ impl PacketPath {
 
     /// Returns the largest path MTU, in bytes, of packets of `flow`.
     pub(crate) fn largest_path_mtu_bytes(&self, flow: &PacketFlow) -> u32 {
-        let endpoint = self.endpoint();
+        let endpoint = self.lock_endpoint();
         let ip_bytes = endpoint.as_ref().map(|e| e.mtu_towards(flow.addresses));
         ip_bytes.map_or(4096, |bytes| bytes.map_or(4096, roce::path_mtu_within))
     }
@@ -313,8 +319,8 @@ impl PacketPath {
         flow: &PacketFlow,
         mut make: impl FnMut(&mut Vec<u8>) -> bool,
     ) {
-        let mut batch = self.outgoing();
-        let Some(faulty) = &self.faulty else {
+        let mut batch = self.lock_outgoing_packets();
+        let Some(faulty) = &self.faulty_wire else {
             while batch.push_with(flow, &mut make) {}
             return;
         };
@@ -322,7 +328,7 @@ impl PacketPath {
         loop {
             let more = make(&mut packet);
             if !packet.is_empty() {
-                faulty.send(&mut batch, qpn, flow, &packet);
+                faulty.enqueue_with_faults(&mut batch, qpn, flow, &packet);
                 packet.clear();
             }
             if !more {
@@ -332,31 +338,38 @@ impl PacketPath {
     }
 
     /// Takes one packet that `make` makes; [`flush`](Self::flush) sends it.
-    pub(crate) fn enqueue_one(&self, qpn: u32, flow: &PacketFlow, make: impl FnOnce(&mut Vec<u8>)) {
-        let mut batch = self.outgoing();
-        let Some(faulty) = &self.faulty else {
+    pub(crate) fn enqueue_packet(
+        &self,
+        qpn: u32,
+        flow: &PacketFlow,
+        make: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let mut batch = self.lock_outgoing_packets();
+        let Some(faulty) = &self.faulty_wire else {
             return batch.push_with(flow, make);
         };
         let mut packet = Vec::new();
         make(&mut packet);
-        faulty.send(&mut batch, qpn, flow, &packet);
+        faulty.enqueue_with_faults(&mut batch, qpn, flow, &packet);
     }
 
     /// Sends the packets that have been taken.
-    pub(crate) fn flush(&self) {
-        if let Some(endpoint) = &*self.endpoint() {
-            self.flush_to(endpoint);
+    pub(crate) fn send_enqueued(&self) {
+        if let Some(endpoint) = &*self.lock_endpoint() {
+            self.send_enqueued_to_endpoint(endpoint);
         }
     }
 
     /// Sends the packets of a post, or lets them wait for the next post or poll. The engine sends waiting packets if
     /// the program does neither. `engine_ticks` tells that the engine checks soon.
-    pub(crate) fn flush_or_hold_back_after_post(&self, engine_ticks: &AtomicBool) {
+    pub(crate) fn send_or_hold_back_after_post(&self, engine_ticks: &AtomicBool) {
         let polls = self.program_check_count();
         let received = self.arrived_packet_count.load(Ordering::Relaxed);
-        let may_wait = self.bursts.note_post_and_predict_burst(polls, received)
-            && self.faulty.is_none()
-            && self.outgoing().len() < MAX_HELD_BACK_PACKETS;
+        let may_wait = self
+            .post_bursts
+            .note_post_and_predict_burst(polls, received)
+            && self.faulty_wire.is_none()
+            && self.lock_outgoing_packets().unsent_packet_count() < MAX_HELD_BACK_PACKETS;
         if may_wait {
             self.has_held_back_packets.store(true, Ordering::Relaxed);
             // SYNC POINT T, as for a WR that is held back: `engine_ticks` is read after the packets wait.
@@ -365,29 +378,29 @@ impl PacketPath {
                 return;
             }
         }
-        self.flush();
+        self.send_enqueued();
     }
 
     /// Sends the packets that posts have held back. Returns true if there were any.
     #[inline]
-    pub(crate) fn flush_held_back(&self) -> bool {
+    pub(crate) fn send_held_back(&self) -> bool {
         let are_held_back = self.has_held_back_packets.load(Ordering::Relaxed);
         if are_held_back {
-            self.flush();
+            self.send_enqueued();
         }
         are_held_back
     }
 
     /// Sends waiting packets, and those of the next posts at once: the program has armed a CQ, and may sleep soon.
-    pub(crate) fn flush_before_sleep(&self) {
-        self.bursts.forget_expectation();
-        self.flush_held_back();
+    pub(crate) fn send_before_sleep(&self) {
+        self.post_bursts.forget_expectation();
+        self.send_held_back();
     }
 
-    fn flush_to(&self, endpoint: &Endpoint) {
-        let mut batch = self.outgoing();
+    fn send_enqueued_to_endpoint(&self, endpoint: &Endpoint) {
+        let mut batch = self.lock_outgoing_packets();
         self.has_held_back_packets.store(false, Ordering::Relaxed);
-        if let Some(faulty) = &self.faulty {
+        if let Some(faulty) = &self.faulty_wire {
             faulty.release_late_outgoing(&mut batch);
         }
         match &self.capture {
@@ -403,7 +416,7 @@ impl PacketPath {
 
     /// Publishes the counts if it is time. Returns the time until the next publication, if counts are new.
     pub(crate) fn publish_counters_if_due(&self) -> Option<Duration> {
-        let endpoint = self.endpoint();
+        let endpoint = self.lock_endpoint();
         let endpoint = endpoint.as_ref()?;
         let ports = &self.counter_publication.get()?.ports;
         let wait = self.counters.time_until_publication(endpoint, ports)?;
@@ -426,7 +439,7 @@ impl PacketPath {
     }
 
     /// Gives arrived packets to the capture and then to `take`. Returns their number.
-    fn receive_from(
+    fn receive_and_capture(
         &self,
         endpoint: &Endpoint,
         inbox: &mut ReceiveBuffers,
@@ -441,19 +454,19 @@ impl PacketPath {
         }
     }
 
-    fn endpoint(&self) -> RwLockReadGuard<'_, Option<Endpoint>> {
+    fn lock_endpoint(&self) -> RwLockReadGuard<'_, Option<Endpoint>> {
         self.endpoint.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if a fault plan holds packets back: the engine then checks again.
     pub(crate) fn has_late_packets(&self) -> bool {
-        self.faulty
+        self.faulty_wire
             .as_ref()
             .is_some_and(|faulty| !faulty.has_no_late_packets())
     }
 
-    fn outgoing(&self) -> MutexGuard<'_, PacketBatch> {
-        lock(&self.outgoing)
+    fn lock_outgoing_packets(&self) -> MutexGuard<'_, PacketBatch> {
+        lock(&self.outgoing_packets)
     }
 
     /// Records whether the engine is checking for packets.
@@ -495,21 +508,21 @@ impl PacketPath {
     }
 
     /// Calls `deliver` with each undamaged packet that has arrived by `now_ns`. Returns the number of arrived packets.
-    pub(crate) fn receive(
+    pub(crate) fn receive_and_deliver(
         &self,
         delivery: &mut ReceiveState,
         now_ns: u64,
         deliver: impl FnMut(&PacketArrival, &Packet<'_>) -> Result<(), DropReason>,
     ) -> usize {
-        let packets = self.receive_packets(&mut delivery.inbox, deliver);
+        let packets = self.receive_packets(&mut delivery.receive_buffers, deliver);
         if packets > 0 {
             let before = self.arrived_packet_count.load(Ordering::Relaxed);
             self.arrived_packet_count
                 .store(before.wrapping_add(packets as u64), Ordering::Relaxed);
         }
-        let all_empty = delivery.inbox.are_all_sockets_empty();
+        let all_empty = delivery.receive_buffers.are_all_sockets_empty();
         if let Some(heard_ns) = delivery
-            .checks
+            .packet_checks
             .record_receive_and_get_drained_until_ns(now_ns, packets, all_empty)
         {
             self.delivered_until_ns.store(heard_ns, Ordering::Relaxed);
@@ -526,15 +539,17 @@ impl PacketPath {
         delivery: &mut ReceiveState,
         received: usize,
     ) -> bool {
-        delivery.arrived_since_drop_check += received;
-        if delivery.arrived_since_drop_check < MIN_FULL_BUFFER_PACKETS || !delivery.is_drained() {
+        delivery.packets_arrived_since_drop_check += received;
+        if delivery.packets_arrived_since_drop_check < MIN_FULL_BUFFER_PACKETS
+            || !delivery.is_drained()
+        {
             return false;
         }
-        delivery.arrived_since_drop_check = 0;
-        let endpoint = self.endpoint();
-        let overruns = endpoint.iter().flat_map(Endpoint::socket_drops);
+        delivery.packets_arrived_since_drop_check = 0;
+        let endpoint = self.lock_endpoint();
+        let overruns = endpoint.iter().flat_map(Endpoint::kernel_drops_by_address);
         let overruns = overruns.map(|(_, count)| count).sum();
-        std::mem::replace(&mut delivery.drops_at_last_check, overruns) < overruns
+        std::mem::replace(&mut delivery.drop_count_at_last_check, overruns) < overruns
     }
 
     fn receive_packets(
@@ -542,7 +557,7 @@ impl PacketPath {
         inbox: &mut ReceiveBuffers,
         mut deliver: impl FnMut(&PacketArrival, &Packet<'_>) -> Result<(), DropReason>,
     ) -> usize {
-        let endpoint = self.endpoint();
+        let endpoint = self.lock_endpoint();
         let Some(endpoint) = &*endpoint else {
             return 0;
         };
@@ -553,18 +568,18 @@ impl PacketPath {
                     traffic_class: received.traffic_class,
                     hop_limit: received.hop_limit.unwrap_or(0),
                 },
-                is_ecn_marked: received.congestion_experienced(),
+                is_ecn_marked: received.is_congestion_experienced(),
             };
             let result = parse_checked(received).and_then(|packet| deliver(&arrival, &packet));
             if let Err(why) = result {
                 self.count_drop(received.icrc_fields.addresses.dst(), why);
             }
         };
-        let Some(faulty) = &self.faulty else {
-            return self.receive_from(endpoint, inbox, take);
+        let Some(faulty) = &self.faulty_wire else {
+            return self.receive_and_capture(endpoint, inbox, take);
         };
-        self.flush_to(endpoint);
-        let came = self.receive_from(endpoint, inbox, |received| {
+        self.send_enqueued_to_endpoint(endpoint);
+        let came = self.receive_and_capture(endpoint, inbox, |received| {
             faulty.receive_with_faults(received, &mut take)
         });
         came + faulty.release_late_incoming(&mut take)
@@ -580,17 +595,17 @@ impl PacketPath {
 
     /// Closes the sockets at the end of the process, and leaves the addresses to other processes.
     pub(crate) fn close_sockets(&self) {
-        if let Some(faulty) = &self.faulty {
+        if let Some(faulty) = &self.faulty_wire {
             // A late packet has left its adapter. Without the last acknowledgement, the peer would fail.
             let until_ns = now_ns().saturating_add(MAX_WAIT_FOR_LATE_PACKETS_NS);
             while faulty.wait_for_late_outgoing(until_ns) {
-                self.flush();
+                self.send_enqueued();
             }
         }
-        for (name, packets) in self.counters.drop_counts() {
+        for (name, packets) in self.counters.nonzero_drop_counts() {
             tracing::info!("{packets} packets were dropped ({name})");
         }
-        let until_ns = now_ns().saturating_add(MAX_WAIT_FOR_READERS_NS);
+        let until_ns = now_ns().saturating_add(MAX_WAIT_FOR_SENDERS_AND_RECEIVERS_NS);
         while now_ns() < until_ns {
             let mut endpoint = match self.endpoint.try_write() {
                 Ok(endpoint) => endpoint,
@@ -606,19 +621,19 @@ impl PacketPath {
             return;
         }
         // Other threads go on until the process has ended. Then the kernel closes the sockets.
-        if let Some(endpoint) = &*self.endpoint() {
+        if let Some(endpoint) = &*self.lock_endpoint() {
             self.send_and_publish_last(endpoint);
         }
     }
 
     fn send_and_publish_last(&self, endpoint: &Endpoint) {
-        self.flush_to(endpoint);
+        self.send_enqueued_to_endpoint(endpoint);
         self.publish_counters(endpoint, LOCK_PATIENCE);
     }
 
     /// Updates the sockets after a process of the fabric has ended: its packets go to no process from now on.
     pub(crate) fn forget_ended_processes(&self) {
-        if let Some(endpoint) = &*self.endpoint() {
+        if let Some(endpoint) = &*self.lock_endpoint() {
             endpoint.remove_dead_members();
         }
     }
@@ -652,7 +667,7 @@ mod tests {
         open(&path, &folder, 8);
         let (tell, told) = mpsc::channel();
         std::thread::scope(|scope| {
-            let delivering = path.endpoint();
+            let delivering = path.lock_endpoint();
             scope.spawn(|| {
                 open(&path, &folder, 8);
                 let _ = tell.send(());
@@ -670,7 +685,7 @@ mod tests {
         let path = PacketPath::from_env().expect("a path");
         open(&path, &folder, 9);
         std::thread::scope(|scope| {
-            let delivering = path.endpoint();
+            let delivering = path.lock_endpoint();
             let closing = scope.spawn(|| path.close_sockets());
             while !closing.is_finished() {
                 let can_send = path.endpoint.try_read().is_ok();

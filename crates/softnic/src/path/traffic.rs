@@ -27,7 +27,7 @@ use crate::device::configured_address_list;
 use crate::lock::lock;
 
 /// The folder of all ports, in the fabric's folder.
-const FOLDER: &str = "traffic";
+const TRAFFIC_FOLDER_NAME: &str = "traffic";
 
 /// Octets and packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl OctetAndPacketCounts {
 }
 
 /// Octets of the headers of Ethernet, IP and UDP (IBTA vol. 1, A17.3).
-pub(crate) const fn udp_header_octets(is_ipv4: bool) -> u64 {
+pub(crate) const fn ethernet_ip_udp_header_octets(is_ipv4: bool) -> u64 {
     14 + if is_ipv4 { 20 } else { 40 } + 8
 }
 
@@ -75,13 +75,13 @@ pub(crate) enum Direction {
 }
 
 /// Names of the files of a direction: data, packets, unicast packets, multicast packets.
-const TRANSMITTED_FILES: [&str; 4] = [
+const TRANSMITTED_COUNTER_FILE_NAMES: [&str; 4] = [
     "port_xmit_data",
     "port_xmit_packets",
     "unicast_xmit_packets",
     "multicast_xmit_packets",
 ];
-const RECEIVED_FILES: [&str; 4] = [
+const RECEIVED_COUNTER_FILE_NAMES: [&str; 4] = [
     "port_rcv_data",
     "port_rcv_packets",
     "unicast_rcv_packets",
@@ -120,8 +120,8 @@ pub(crate) struct HostPortId {
 }
 
 /// The folder with the counters of a port in the fabric `fabric`.
-fn folder(fabric: &Path, name: HostPortId) -> PathBuf {
-    fabric.join(FOLDER).join(format!(
+fn counter_folder(fabric: &Path, name: HostPortId) -> PathBuf {
+    fabric.join(TRAFFIC_FOLDER_NAME).join(format!(
         "{:016x}-{}",
         name.process_ports_key, name.host_wide_number
     ))
@@ -131,9 +131,9 @@ fn folder(fabric: &Path, name: HostPortId) -> PathBuf {
 ///
 /// # Errors
 /// Those of the file system.
-pub(crate) fn create_folder(fabric: &Path, name: HostPortId) -> io::Result<PathBuf> {
+pub(crate) fn create_counter_folder(fabric: &Path, name: HostPortId) -> io::Result<PathBuf> {
     PortTrafficCounters::open(fabric, name)?;
-    Ok(folder(fabric, name))
+    Ok(counter_folder(fabric, name))
 }
 
 /// The counters of a port.
@@ -148,8 +148,8 @@ impl PortTrafficCounters {
     #[cold]
     #[inline(never)]
     fn open(fabric: &Path, name: HostPortId) -> io::Result<Box<Self>> {
-        let folder = folder(fabric, name);
-        let parent = fabric.join(FOLDER);
+        let folder = counter_folder(fabric, name);
+        let parent = fabric.join(TRAFFIC_FOLDER_NAME);
         for folder in [&parent, &folder] {
             match DirBuilder::new().mode(0o700).create(folder) {
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -170,8 +170,8 @@ impl PortTrafficCounters {
         };
         Ok(Box::new(Self {
             sums_page: AtomicPage::new(&sums)?,
-            transmitted_files: texts(TRANSMITTED_FILES)?,
-            received_files: texts(RECEIVED_FILES)?,
+            transmitted_files: texts(TRANSMITTED_COUNTER_FILE_NAMES)?,
+            received_files: texts(RECEIVED_COUNTER_FILE_NAMES)?,
         }))
     }
 
@@ -185,7 +185,7 @@ impl PortTrafficCounters {
             Direction::Received => (3, &self.received_files),
         };
         let [octet_sum, packet_sum, multicast_sum] =
-            [0, 1, 2].map(|at| self.sums_page.word(first + at));
+            [0, 1, 2].map(|at| self.sums_page.atomic_word(first + at));
         octet_sum.fetch_add(amount.octets, Ordering::Relaxed);
         multicast_sum.fetch_add(amount.multicast_packets, Ordering::Relaxed);
         packet_sum.fetch_add(amount.packets, Ordering::AcqRel);
@@ -257,11 +257,11 @@ impl DecimalFile {
 
     /// Writes the number.
     fn write_number(&self, number: u64) {
-        let (text, len) = decimal(number);
+        let (text, len) = to_decimal_line(number);
         let store = || {
             for (at, word) in text.chunks_exact(8).enumerate() {
                 let word = word.try_into().map_or(0, u64::from_ne_bytes);
-                let place = self.page.word(at);
+                let place = self.page.atomic_word(at);
                 if place.load(Ordering::Relaxed) != word {
                     place.store(word, Ordering::Relaxed);
                 }
@@ -270,7 +270,7 @@ impl DecimalFile {
         store();
         if len > self.known_min_bytes.load(Ordering::Relaxed) {
             // Without a descriptor, the next call tries again.
-            if extend(&self.path, len).is_ok() {
+            if extend_file(&self.path, len).is_ok() {
                 self.known_min_bytes.store(len, Ordering::Relaxed);
             }
             store();
@@ -280,14 +280,14 @@ impl DecimalFile {
 
 /// Makes a file at least so long. Unlike ftruncate(2), this never shortens a file that another process has extended.
 #[cold]
-fn extend(path: &Path, len: u64) -> io::Result<()> {
+fn extend_file(path: &Path, len: u64) -> io::Result<()> {
     let _hold_off = cancellation::HoldOff::new();
     fallocate(&open_or_create_file(path)?, FallocateFlags::empty(), 0, len)?;
     Ok(())
 }
 
 /// The number with a newline, and the length of both.
-fn decimal(mut number: u64) -> ([u8; MAX_DECIMAL_BYTES], u64) {
+fn to_decimal_line(mut number: u64) -> ([u8; MAX_DECIMAL_BYTES], u64) {
     let mut digits = [0; MAX_DECIMAL_BYTES];
     let mut at = MAX_DECIMAL_BYTES;
     loop {
@@ -308,14 +308,14 @@ fn decimal(mut number: u64) -> ([u8; MAX_DECIMAL_BYTES], u64) {
 /// The ports to whose counters this process adds.
 #[derive(Default)]
 pub(crate) struct TrafficCountersByPort {
-    traffic_by_port: Mutex<Vec<(HostPortId, Option<Arc<PortTrafficCounters>>)>>,
+    traffic_counters_by_port: Mutex<Vec<(HostPortId, Option<Arc<PortTrafficCounters>>)>>,
 }
 
 impl TrafficCountersByPort {
     /// Returns the counters of a port; `None` if its files cannot be made: then nothing is counted.
     #[cold]
     #[inline(never)]
-    pub(crate) fn traffic_of_port(
+    pub(crate) fn open_traffic_counters_of_port(
         &self,
         fabric: &Path,
         name: HostPortId,
@@ -324,7 +324,7 @@ impl TrafficCountersByPort {
             return None;
         }
         let _hold_off = cancellation::HoldOff::new();
-        let mut known = lock(&self.traffic_by_port);
+        let mut known = lock(&self.traffic_counters_by_port);
         if let Some((_, port)) = known.iter().find(|(known, _)| *known == name) {
             return port.clone();
         }
@@ -354,13 +354,13 @@ mod tests {
     };
 
     fn text(fabric: &Path, name: &str) -> String {
-        std::fs::read_to_string(folder(fabric, NAME).join(name)).expect("a file")
+        std::fs::read_to_string(counter_folder(fabric, NAME).join(name)).expect("a file")
     }
 
     #[test]
     fn numbers_are_written_in_decimal() {
         for number in [0, 9, 10, 12_345_678, 123_456_789, u64::MAX] {
-            let (text, len) = decimal(number);
+            let (text, len) = to_decimal_line(number);
             let len = usize::try_from(len).expect("short");
             assert_eq!(text[..len], *format!("{number}\n").as_bytes());
         }
@@ -369,11 +369,14 @@ mod tests {
     #[test]
     fn processes_add_up_in_files_that_stay_open() {
         let fabric = tempfile::tempdir().expect("a folder");
-        create_folder(fabric.path(), NAME).expect("made");
-        for name in TRANSMITTED_FILES.into_iter().chain(RECEIVED_FILES) {
+        create_counter_folder(fabric.path(), NAME).expect("made");
+        for name in TRANSMITTED_COUNTER_FILE_NAMES
+            .into_iter()
+            .chain(RECEIVED_COUNTER_FILE_NAMES)
+        {
             assert_eq!(text(fabric.path(), name), "0\n", "{name}");
         }
-        let path = folder(fabric.path(), NAME).join("port_xmit_packets");
+        let path = counter_folder(fabric.path(), NAME).join("port_xmit_packets");
         let mut open = File::open(path).expect("there");
         let amount = |packets, multicast| OctetAndPacketCounts {
             octets: 400 * packets,
@@ -418,8 +421,11 @@ mod tests {
     fn ports_are_opened_once_and_those_without_a_name_are_not_counted() {
         let fabric = tempfile::tempdir().expect("a folder");
         let ports = TrafficCountersByPort::default();
-        let [one, again] =
-            [(); 2].map(|()| ports.traffic_of_port(fabric.path(), NAME).expect("open"));
+        let [one, again] = [(); 2].map(|()| {
+            ports
+                .open_traffic_counters_of_port(fabric.path(), NAME)
+                .expect("open")
+        });
         assert!(Arc::ptr_eq(&one, &again));
         for name in [
             HostPortId {
@@ -431,7 +437,11 @@ mod tests {
                 ..NAME
             },
         ] {
-            assert!(ports.traffic_of_port(fabric.path(), name).is_none());
+            assert!(
+                ports
+                    .open_traffic_counters_of_port(fabric.path(), name)
+                    .is_none()
+            );
         }
     }
 }

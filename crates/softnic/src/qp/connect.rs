@@ -47,9 +47,11 @@ impl Qp {
         if let Some(peer) = &control.peer_process
             && self.created_type != QpType::XrcRecv
         {
-            self.sq
-                .lock()
-                .connect(self, Arc::clone(peer), new_attr.dest_qp_num)?;
+            self.sq.lock().connect_by_shared_memory(
+                self,
+                Arc::clone(peer),
+                new_attr.dest_qp_num,
+            )?;
         }
         Ok(())
     }
@@ -74,7 +76,7 @@ impl Qp {
         crate::path::note_packets_in_use();
         let mtu_bytes = self.flow_mtu_bytes(&flow, new_attr.path_mtu);
         let responding = match self.created_type {
-            QpType::Rc => QpResponder::rc(
+            QpType::Rc => QpResponder::new_rc(
                 Responder::new(ResponderConfig {
                     dest_qpn: new_attr.dest_qp_num,
                     pkey: DEFAULT_PKEY,
@@ -87,7 +89,7 @@ impl Qp {
                 }),
                 flow,
             ),
-            QpType::Uc => QpResponder::uc(
+            QpType::Uc => QpResponder::new_uc(
                 uc::Receiver::new(mtu_bytes, Psn::new(new_attr.rq_psn)),
                 flow,
             ),
@@ -144,7 +146,7 @@ impl Qp {
         let mtu_bytes = self.flow_mtu_bytes(&flow, attr.path_mtu);
         let first_psn = Psn::new(new_attr.sq_psn);
         let wire = match self.created_type {
-            QpType::Rc => ConnectedRequester::rc(
+            QpType::Rc => ConnectedRequester::new_rc(
                 Requester::new(RequesterConfig {
                     dest_qpn: attr.dest_qp_num,
                     pkey: DEFAULT_PKEY,
@@ -159,7 +161,7 @@ impl Qp {
                 }),
                 flow,
             ),
-            _ => ConnectedRequester::uc(
+            _ => ConnectedRequester::new_uc(
                 uc::Sender::new(attr.dest_qp_num, DEFAULT_PKEY, mtu_bytes, first_psn),
                 flow,
             ),
@@ -176,13 +178,13 @@ impl Qp {
                 shm::clock::now_ns(),
                 self.nic.packet_path.delivered_until_ns(),
             );
-            self.nic.packet_path.flush();
+            self.nic.packet_path.send_enqueued();
         }
     }
 
     /// Returns true if the peer's QP number is one of this process. The peer's address is not checked.
     pub(crate) fn has_peer_in_process(&self) -> bool {
-        let peer = self.shared().dest_qpn.load(Ordering::Relaxed) as usize;
+        let peer = self.shared_state().dest_qpn.load(Ordering::Relaxed) as usize;
         peer >> QP_INDEX_BITS == self.nic.this_process().slot
     }
 
@@ -200,7 +202,7 @@ impl Qp {
             && let Err(errno) = nic.open_network()
         {
             // Datagrams of this host reach the queue pair all the same.
-            if nic.packet_path.mode() == PathMode::Captured {
+            if nic.packet_path.mode() == PathMode::PacketsWherePossible {
                 tracing::warn!("datagrams of queue pair {:#x} are not captured", self.qpn);
             }
             tracing::debug!(

@@ -45,7 +45,7 @@ impl Qp {
         }
         self.copy_masked_attributes(&mut control.attr, new_attr, mask);
         self.publish_attributes(&control);
-        if !self.change_state(from, to) {
+        if !self.try_change_state(from, to) {
             return Err(libc::EINVAL);
         }
         if to == QpState::Rts && from != QpState::Rtr {
@@ -66,7 +66,7 @@ impl Qp {
         drop(control);
         if to != QpState::Init && (self.send_cq.is_overrun() || self.recv_cq.is_overrun()) {
             // The first completion would not find a place.
-            self.fail_for_overrun();
+            self.fail_for_cq_overrun();
         }
         Ok(())
     }
@@ -118,7 +118,7 @@ impl Qp {
         let mut sq = self.sq.lock();
         sq.want_drained_event();
         if sq.take_due_drained_event() {
-            self.raise(IBV_EVENT_SQ_DRAINED);
+            self.raise_event(IBV_EVENT_SQ_DRAINED);
         } else {
             // The engine completes the requests even if the program does not poll.
             self.nic.this_process().wake_engine();
@@ -192,7 +192,7 @@ impl Qp {
 
     /// Publishes the attributes against which peers check their requests.
     fn publish_attributes(&self, control: &ModifiableState) {
-        let shared = self.shared();
+        let shared = self.shared_state();
         let attr = &control.attr;
         shared.access.store(attr.qp_access_flags, Ordering::Relaxed);
         let place = PortPlace {
@@ -233,10 +233,10 @@ impl Qp {
             self.complete_arrived_messages_into_buffer();
         }
         self.set_state(QpState::Reset);
-        self.shared().epoch.fetch_add(1, Ordering::AcqRel);
-        self.with_receiver(|side| {
+        self.shared_state().epoch.fetch_add(1, Ordering::AcqRel);
+        self.with_recv_side(|side| {
             if let Some(side) = side {
-                side.detach_all();
+                side.detach_all_rings();
             }
         });
         {
@@ -248,11 +248,11 @@ impl Qp {
         self.send_waiting_answers();
         *lock(&self.packet_responder_state) = PacketResponderState::default();
         self.send_cq.drop_completions_of_qp(self.qpn);
-        match &self.xrc {
+        match &self.xrc_role {
             XrcRole::Recv(domain, _) => domain.drop_completions_of_qp(self.qpn),
-            XrcRole::No | XrcRole::Send => self.recv_cq.drop_completions_of_qp(self.qpn),
+            XrcRole::NotXrc | XrcRole::Send => self.recv_cq.drop_completions_of_qp(self.qpn),
         }
-        self.shared()
+        self.shared_state()
             .requester_caused_event_plus_1
             .store(0, Ordering::Relaxed);
         for ring in control.rings_waiting_for_rtr.drain(..) {

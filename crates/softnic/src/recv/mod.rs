@@ -1,30 +1,31 @@
 //! The receive side of a queue pair: receive queues, and the processing of records in inbound rings.
 
-mod inbound;
+mod inbound_shm_ring;
 mod packets;
-mod place;
+mod place_payload;
 mod queue;
 mod requested_memory;
-mod run;
-mod tags;
+mod run_fast_path;
+mod tag_matching;
 mod xrc;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nic_core::retry::{self, RNR_RETRY_FOREVER, WaitTimer};
+use nic_core::retry_timeouts::{self, RNR_RETRY_FOREVER, WaitTimer};
 use verbs_abi::*;
 
 use crate::cq::{ReceivedSend, WcSink};
 use crate::nic::Nic;
 use crate::qp::Qp;
-use crate::qp_state::{QpState, QpType};
-use crate::record::{
-    FLAG_BY_REFERENCE, FLAG_RECEIVER_SEND_COMPLETES_FIRST, FLAG_SOLICITED, RecordKind, header,
-};
+use crate::qp_attributes::{QpState, QpType};
 use crate::region_cache::{KeyError, RegionCache};
+use crate::ring_record::{
+    FLAG_BY_REFERENCE, FLAG_RECEIVER_SEND_COMPLETES_FIRST, FLAG_SOLICITED, RecordKind,
+    make_record_header,
+};
 use crate::send;
-use crate::sge::{LastRegion, SgeError, checked_sge};
+use crate::sge::{LastRegion, SgeError, check_and_pin_sge};
 use crate::why::{self, FailureCause};
 use shm::clock::now_ns;
 use shm::fabric::Peer;
@@ -32,18 +33,18 @@ use shm::fabric::layout::*;
 use shm::fabric::ring::{Consumer, RingRecord};
 use shm::mem::{MemoryFault, copy};
 
-use inbound::MessagePathInCompletion;
-use place::*;
-use tags::{PendingRendezvous, TagMatchResult};
+use inbound_shm_ring::MessagePathInCompletion;
+use place_payload::*;
+use tag_matching::{PendingRendezvous, TagMatchResult};
 
-pub(crate) use inbound::{InboundRing, wake_waiter_if_cq_armed};
+pub(crate) use inbound_shm_ring::{InboundShmRing, wake_waiter_if_cq_armed};
 pub(crate) use packets::{
     PacketResponderState, QpResponder, awaits_gap_nak, enqueue_owed_acknowledgement,
     has_answers_to_send, make_responder_nak_after_host_drops, process_request_or_datagram,
     send_answers,
 };
 pub(crate) use queue::RecvQueue;
-pub(crate) use tags::{CompletionTag, TagList};
+pub(crate) use tag_matching::{CompletionTag, TagList};
 
 /// Bytes that precede the payload in a UD receive buffer: `ibv_post_recv(3)`.
 pub(crate) const GRH_BYTES: usize = 40;
@@ -51,15 +52,15 @@ pub(crate) const GRH_BYTES: usize = 40;
 /// The receive side of a queue pair, owned by its receive CQ.
 pub(crate) struct RecvSide {
     qp: Arc<Qp>,
-    rings: Vec<InboundRing>,
+    rings: Vec<InboundShmRing>,
     /// Index of the ring near the front that is polled first.
-    first_polled_near: usize,
-    far_cursor: usize,
+    front_ring_polled_first: usize,
+    ring_cursor: usize,
     pass_count: u32,
     /// True if a ring is to be removed when its sender has closed it.
     has_stopped_ring: bool,
     /// The rendezvous that later messages wait for.
-    rendezvous: Option<Box<PendingRendezvous>>,
+    pending_rendezvous: Option<Box<PendingRendezvous>>,
     local_regions: RegionCache,
 }
 
@@ -70,7 +71,7 @@ enum RecordResult {
     /// No receive WR is posted for the record yet.
     NoReceiveWrYet,
     /// The queue pair failed; the requester gets this status.
-    Failed(ibv_wc_status),
+    QueuePairFailed(ibv_wc_status),
     /// The sender has ended or has withdrawn the record.
     SenderEndedOrWithdrew,
     /// The payload of a rendezvous is still to come.
@@ -84,11 +85,11 @@ impl RecvSide {
         Self {
             qp,
             rings: Vec::new(),
-            first_polled_near: 0,
-            far_cursor: 0,
+            front_ring_polled_first: 0,
+            ring_cursor: 0,
             pass_count: 0,
             has_stopped_ring: false,
-            rendezvous: None,
+            pending_rendezvous: None,
             local_regions: RegionCache::new(),
         }
     }
@@ -105,10 +106,10 @@ impl RecvSide {
         let takes = matches!(qp.qp_type, QpType::Rc | QpType::Uc)
             && matches!(qp.state(), QpState::Rtr | QpState::Rts)
             && !self.has_stopped_ring
-            && self.rendezvous.is_none()
+            && self.pending_rendezvous.is_none()
             && qp.srq.as_ref().is_none_or(|srq| srq.has_one_recv_cq())
             && qp.recv_queue().lock().has_wr_for_any_tag();
-        let shared = qp.shared();
+        let shared = qp.shared_state();
         if takes {
             let until = match &self.rings[..] {
                 // Each message takes at least one slot. Other queue pairs may take the WRs of an SRQ.
@@ -134,16 +135,16 @@ impl RecvSide {
         }
     }
 
-    pub(crate) fn attach(&mut self, ring: InboundRing) {
+    pub(crate) fn attach_ring(&mut self, ring: InboundShmRing) {
         self.rings.push(ring);
     }
 
     /// Detaches from all rings.
-    pub(crate) fn detach_all(&mut self) {
+    pub(crate) fn detach_all_rings(&mut self) {
         for ring in self.rings.drain(..) {
             ring.detach();
         }
-        self.rendezvous = None;
+        self.pending_rendezvous = None;
         self.local_regions.clear();
     }
 
@@ -158,16 +159,16 @@ impl RecvSide {
     ) -> bool {
         if let [_] = self.rings[..]
             && !self.has_stopped_ring
-            && self.rendezvous.is_none()
+            && self.pending_rendezvous.is_none()
             && matches!(self.qp.state(), QpState::Rtr | QpState::Rts)
             && self
                 .qp
-                .shared()
+                .shared_state()
                 .requester_caused_event_plus_1
                 .load(Ordering::Relaxed)
                 == 0
         {
-            self.receive_from(0, sink, scan == usize::MAX, ended)
+            self.receive_from_ring(0, sink, scan == usize::MAX, ended)
         } else {
             self.complete_arrived_records_in_any_state(sink, scan, ended)
         }
@@ -182,7 +183,7 @@ impl RecvSide {
     ) -> bool {
         let state = self.qp.state();
         if state == QpState::Err {
-            if let Some(rendezvous) = self.rendezvous.take() {
+            if let Some(rendezvous) = self.pending_rendezvous.take() {
                 rendezvous.flush(&self.qp, sink);
             }
             self.flush(sink);
@@ -196,7 +197,7 @@ impl RecvSide {
         }
         if self
             .qp
-            .shared()
+            .shared_state()
             .requester_caused_event_plus_1
             .load(Ordering::Relaxed)
             != 0
@@ -207,7 +208,7 @@ impl RecvSide {
         if self.continue_rendezvous(sink) {
             return true;
         }
-        let waiting = self.receive_from_many(sink, scan, ended);
+        let waiting = self.receive_from_many_rings(sink, scan, ended);
         if self.has_stopped_ring {
             self.remove_closed_rings();
         }
@@ -216,48 +217,58 @@ impl RecvSide {
 
     /// Continues a rendezvous. Returns true if it has to wait.
     fn continue_rendezvous(&mut self, sink: &mut WcSink<'_>) -> bool {
-        let Some(rendezvous) = &mut self.rendezvous else {
+        let Some(rendezvous) = &mut self.pending_rendezvous else {
             return false;
         };
         if sink.is_full() || !rendezvous.continue_rendezvous(&self.qp, sink) {
             return true;
         }
-        self.rendezvous = None;
+        self.pending_rendezvous = None;
         false
     }
 
     #[inline]
-    fn receive_from_many(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn receive_from_many_rings(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         // Every eighth time the rings behind the front come first, so that a busy ring does not starve the others.
         self.pass_count = self.pass_count.wrapping_add(1);
         let far_first = self.pass_count.is_multiple_of(8);
-        let mut waiting = far_first && self.receive_from_far_rings(sink, scan, ended);
-        waiting |= self.receive_from_near_rings(sink, scan, ended);
-        waiting |= !far_first && self.receive_from_far_rings(sink, scan, ended);
+        let mut waiting = far_first && self.receive_from_cursor_rings(sink, scan, ended);
+        waiting |= self.receive_from_front_rings(sink, scan, ended);
+        waiting |= !far_first && self.receive_from_cursor_rings(sink, scan, ended);
         waiting
     }
 
     #[inline]
-    fn receive_from_near_rings(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn receive_from_front_rings(
+        &mut self,
+        sink: &mut WcSink<'_>,
+        scan: usize,
+        ended: bool,
+    ) -> bool {
         if sink.is_full() {
             return false;
         }
         let near = self.rings.len().min(scan);
         let mut waiting = false;
-        for i in round_robin(self.first_polled_near, near) {
-            waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
+        for i in round_robin(self.front_ring_polled_first, near) {
+            waiting |= self.receive_from_ring(i, sink, scan == usize::MAX, ended);
             if sink.is_full() {
                 // The next poll starts behind the ring where this poll had to stop.
-                self.first_polled_near = i + 1;
+                self.front_ring_polled_first = i + 1;
                 return waiting;
             }
         }
-        self.first_polled_near = 0;
+        self.front_ring_polled_first = 0;
         waiting
     }
 
     #[inline]
-    fn receive_from_far_rings(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn receive_from_cursor_rings(
+        &mut self,
+        sink: &mut WcSink<'_>,
+        scan: usize,
+        ended: bool,
+    ) -> bool {
         let n = self.rings.len();
         let mut waiting = false;
         if n > scan {
@@ -265,13 +276,13 @@ impl RecvSide {
                 if sink.is_full() {
                     break;
                 }
-                self.far_cursor = if self.far_cursor + 1 >= n || self.far_cursor < scan {
+                self.ring_cursor = if self.ring_cursor + 1 >= n || self.ring_cursor < scan {
                     scan
                 } else {
-                    self.far_cursor + 1
+                    self.ring_cursor + 1
                 };
-                let (i, before) = (self.far_cursor, sink.len());
-                waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
+                let (i, before) = (self.ring_cursor, sink.len());
+                waiting |= self.receive_from_ring(i, sink, scan == usize::MAX, ended);
                 if sink.len() > before {
                     self.rings.swap(i, i % scan);
                 }
@@ -302,12 +313,12 @@ impl RecvSide {
     fn fail_if_requester_reported_error(&mut self) {
         let event = self
             .qp
-            .shared()
+            .shared_state()
             .requester_caused_event_plus_1
             .swap(0, Ordering::AcqRel);
         if self.qp.qp_type == QpType::Rc && event != 0 {
             self.qp.flush_and_enter_error();
-            self.qp.raise(event - 1);
+            self.qp.raise_event(event - 1);
         }
     }
 
@@ -315,7 +326,7 @@ impl RecvSide {
     fn remove_closed_rings(&mut self) {
         let qp = Arc::clone(&self.qp);
         self.rings.retain_mut(|ring| {
-            let over = ring.stopped
+            let over = ring.is_stopped
                 && (!qp.qp_type.is_connected()
                     || ring.peer.is_dead()
                     || ring
@@ -326,11 +337,11 @@ impl RecvSide {
             }
             !over
         });
-        self.has_stopped_ring = self.rings.iter().any(|ring| ring.stopped);
+        self.has_stopped_ring = self.rings.iter().any(|ring| ring.is_stopped);
     }
 
     #[inline(always)]
-    fn receive_from(
+    fn receive_from_ring(
         &mut self,
         i: usize,
         sink: &mut WcSink<'_>,
@@ -340,14 +351,14 @@ impl RecvSide {
         let Some(ring) = self.rings.get_mut(i) else {
             return false;
         };
-        if ring.stopped {
+        if ring.is_stopped {
             return false;
         }
         if ring.consumer.is_empty() {
-            ring.consumer.release();
+            ring.consumer.release_slots();
             if ended {
                 Self::stop_if_sender_ended(ring);
-                self.has_stopped_ring |= ring.stopped;
+                self.has_stopped_ring |= ring.is_stopped;
             }
             return false;
         }
@@ -375,7 +386,7 @@ impl RecvSide {
         let mut waiting = false;
         while !sink.is_full() {
             let queue = rq.get_or_insert_with(|| qp.recv_queue().lock());
-            run::take_plain_sends::<UD>(qp, ring, queue, &window, sink);
+            run_fast_path::complete_plain_sends::<UD>(qp, ring, queue, &window, sink);
             if sink.is_full() {
                 break;
             }
@@ -396,24 +407,24 @@ impl RecvSide {
                 }
             }
             let rq = rq.get_or_insert_with(|| qp.recv_queue().lock());
-            let slots = record.slots();
+            let slots = record.slot_count();
             let mut from = RecordOrigin {
                 peer: &ring.peer,
-                ring_offset: ring.offset,
+                ring_offset: ring.ring_offset,
                 src_qpn: ring.src_qpn,
-                sender_regions: &mut ring.sender_regions,
-                path: &mut ring.path,
+                sender_payload_regions: &mut ring.sender_regions,
+                path_in_completion: &mut ring.path_in_completion,
             };
             let mut to = RecordDestination {
                 last_recv_region: &mut window,
                 local_regions: &mut self.local_regions,
                 sink,
-                by_engine,
+                is_engine_thread: by_engine,
             };
             let handled = deliver_record::<UD>(qp, rq, &record, &mut from, &mut to);
             let goes_on = Self::apply_record_result(qp, ring, &handled, slots, &mut waiting);
             if let RecordResult::Rendezvous(begun) = handled {
-                self.rendezvous = Some(begun);
+                self.pending_rendezvous = Some(begun);
                 break;
             }
             if !goes_on {
@@ -426,8 +437,8 @@ impl RecvSide {
             srq.raise_limit_event_if_due(rq);
         }
         drop(rq);
-        ring.release_consumed(!UD, by_engine);
-        self.has_stopped_ring |= ring.stopped;
+        ring.release_consumed_records(!UD, by_engine);
+        self.has_stopped_ring |= ring.is_stopped;
         // A rendezvous pins two regions.
         window.release_region();
         waiting | self.continue_rendezvous(sink)
@@ -438,7 +449,7 @@ impl RecvSide {
     #[inline(always)]
     fn apply_record_result(
         qp: &Qp,
-        ring: &mut InboundRing,
+        ring: &mut InboundShmRing,
         handled: &RecordResult,
         slots: u64,
         waiting: &mut bool,
@@ -451,10 +462,12 @@ impl RecvSide {
             }
             RecordResult::NoReceiveWrYet if !qp.qp_type.is_connected() => {}
             RecordResult::NoReceiveWrYet => *waiting |= Self::handle_rnr(qp, ring),
-            RecordResult::Failed(status) => Self::refuse_record_and_fail_qp(qp, ring, status),
-            RecordResult::SenderEndedOrWithdrew => ring.stopped = true,
+            RecordResult::QueuePairFailed(status) => {
+                Self::refuse_record_and_fail_qp(qp, ring, status)
+            }
+            RecordResult::SenderEndedOrWithdrew => ring.is_stopped = true,
             RecordResult::SenderMemoryUnreadable if qp.qp_type == QpType::Rc => {
-                ring.refuse_front(IBV_WC_LOC_PROT_ERR, None)
+                ring.refuse_front_record(IBV_WC_LOC_PROT_ERR, None)
             }
             RecordResult::SenderMemoryUnreadable => {
                 ring.consumer.advance(slots);
@@ -466,7 +479,7 @@ impl RecvSide {
 
     /// Stops a ring whose content is not a record.
     #[cold]
-    fn stop_at_garbage(qp: &Qp, ring: &mut InboundRing) {
+    fn stop_at_garbage(qp: &Qp, ring: &mut InboundShmRing) {
         tracing::warn!(
             "queue pair {:#x} got garbage from {:#x}",
             qp.qpn,
@@ -475,30 +488,30 @@ impl RecvSide {
         if qp.qp_type == QpType::Rc {
             Self::refuse_record_and_fail_qp(qp, ring, IBV_WC_REM_OP_ERR);
         }
-        ring.stopped = true;
+        ring.is_stopped = true;
     }
 
     /// Stops an empty ring if its sender has ended or closed it.
     #[cold]
-    fn stop_if_sender_ended(ring: &mut InboundRing) {
+    fn stop_if_sender_ended(ring: &mut InboundShmRing) {
         let over = ring.peer.is_dead()
             || ring
                 .header()
                 .is_some_and(|h| h.lifecycle_state.load(Ordering::Acquire) != RING_OPEN);
         if over && matches!(ring.consumer.peek(), Ok(None)) {
-            ring.stopped = true;
+            ring.is_stopped = true;
         }
     }
 
     #[cold]
-    fn refuse_record_and_fail_qp(qp: &Qp, ring: &mut InboundRing, status: ibv_wc_status) {
-        ring.refuse_front(status, why::take_last_cause());
+    fn refuse_record_and_fail_qp(qp: &Qp, ring: &mut InboundShmRing, status: ibv_wc_status) {
+        ring.refuse_front_record(status, why::take_last_cause());
         qp.flush_and_enter_error();
     }
 
     /// Handles a record at the front of a reliable ring that has no receive WR. Returns true if a deadline is running.
     #[cold]
-    fn handle_rnr(qp: &Qp, ring: &mut InboundRing) -> bool {
+    fn handle_rnr(qp: &Qp, ring: &mut InboundShmRing) -> bool {
         // The count is read each time: a ring may be opened before its sender reaches RTS and knows the count.
         let rnr_retry = ring
             .header()
@@ -508,7 +521,7 @@ impl RecvSide {
         };
         if ring.rnr_wait.start_or_elapsed_ns(now_ns()) >= patience {
             // The requester gives up; this queue pair keeps waiting (IBTA vol. 1, 9.7.5.2.8).
-            ring.refuse_front(IBV_WC_RNR_RETRY_EXC_ERR, Some(FailureCause::NoReceiveWr));
+            ring.refuse_front_record(IBV_WC_RNR_RETRY_EXC_ERR, Some(FailureCause::NoReceiveWr));
             return false;
         }
         true
@@ -518,8 +531,8 @@ impl RecvSide {
 /// Returns the time that a requester with `rnr_retry` waits for a receive WR of `qp`. `None` means no limit.
 #[cold]
 fn requester_rnr_timeout_ns(qp: &Qp, rnr_retry: u32) -> Option<u64> {
-    let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
-    retry::total_rnr_wait_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
+    let timer = qp.shared_state().min_rnr_timer.load(Ordering::Relaxed);
+    retry_timeouts::total_rnr_wait_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
 }
 
 /// Returns all indices below `n` once, from `start` on and then from 0.
@@ -571,8 +584,8 @@ struct RecordOrigin<'a> {
     ring_offset: usize,
     src_qpn: u32,
     /// Regions of the peer that hold payloads sent by reference.
-    sender_regions: &'a mut RegionCache,
-    path: &'a mut MessagePathInCompletion,
+    sender_payload_regions: &'a mut RegionCache,
+    path_in_completion: &'a mut MessagePathInCompletion,
 }
 
 /// The destination of a record, besides its receive WR.
@@ -580,7 +593,7 @@ struct RecordDestination<'a, 'wc> {
     last_recv_region: &'a mut LastRegion<true>,
     local_regions: &'a mut RegionCache,
     sink: &'a mut WcSink<'wc>,
-    by_engine: bool,
+    is_engine_thread: bool,
 }
 
 /// Delivers a record to the receive WR at the front.
@@ -596,14 +609,14 @@ fn deliver_record<const UD: bool>(
         peer,
         ring_offset: ring_at,
         src_qpn,
-        sender_regions: ref mut remote,
-        ref mut path,
+        sender_payload_regions: ref mut remote,
+        path_in_completion: ref mut path,
     } = *from;
     let RecordDestination {
         last_recv_region: ref mut window,
         local_regions: ref mut local,
         ref mut sink,
-        by_engine,
+        is_engine_thread: by_engine,
     } = *to;
     let header = record.header;
     if UD && header.extra_value != qp.qkey.load(Ordering::Relaxed) {
@@ -622,11 +635,15 @@ fn deliver_record<const UD: bool>(
             }
             (IBV_WC_RECV, IBV_WC_WITH_INV)
         }
-        Some(RecordKind::Write) if !UD => return execute_ordered_write(qp, record, from, to),
-        None | Some(RecordKind::Write) => return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
+        Some(RecordKind::OrderedWrite) if !UD => {
+            return execute_ordered_write(qp, record, from, to);
+        }
+        None | Some(RecordKind::OrderedWrite) => {
+            return RecordResult::QueuePairFailed(IBV_WC_REM_INV_REQ_ERR);
+        }
     };
-    if !UD && rq.tags.is_some() && opcode == IBV_WC_RECV {
-        let source = tags::RecordSource {
+    if !UD && rq.tag_list.is_some() && opcode == IBV_WC_RECV {
+        let source = tag_matching::RecordSource {
             peer,
             ring_offset: ring_at,
             src_qpn,
@@ -635,7 +652,7 @@ fn deliver_record<const UD: bool>(
         };
         // A payload by reference is copied between two regions that are pinned.
         window.release_region();
-        match tags::deliver_to_matching_entry(qp, rq, record, source, flags, sink) {
+        match tag_matching::deliver_to_matching_entry(qp, rq, record, source, flags, sink) {
             TagMatchResult::Handled(handled) => return handled,
             TagMatchResult::Unmatched(as_what) => opcode = as_what,
         }
@@ -685,7 +702,7 @@ fn deliver_record<const UD: bool>(
         wc.dlid_path_bits = path.dlid_path_bits;
         if place_len != 0 || !wqe.sges.is_empty() {
             let grh = path.grh_with_lengths(header.len_or_value, flags != 0);
-            placed = place_ud(qp, pd, wqe.sges, record, grh, window, local);
+            placed = place_ud_message(qp, pd, wqe.sges, record, grh, window, local);
         }
     } else if place_len != 0 {
         placed = place_connected_message(
@@ -702,7 +719,7 @@ fn deliver_record<const UD: bool>(
         return complete_recv_after_place_error(qp, rq, wr_id, &e, sink);
     }
     if opcode == IBV_WC_TM_RECV
-        && let Some(list) = &mut rq.tags
+        && let Some(list) = &mut rq.tag_list
     {
         list.count_unexpected_message();
     }
@@ -714,7 +731,9 @@ fn deliver_record<const UD: bool>(
 /// Invalidates a memory window at a peer's request. Returns false if that is not allowed.
 #[cold]
 fn invalidate_window(qp: &Qp, key: u32) -> bool {
-    qp.nic.keys.invalidate_window(&qp.nic.fabric, qp.qpn, key)
+    qp.nic
+        .key_table
+        .invalidate_window(&qp.nic.fabric, qp.qpn, key)
 }
 
 /// Fails the receive WR and the SEND after an invalidation that is not allowed ("class J" of IBTA vol. 1, 9.9.3.1). The
@@ -729,7 +748,7 @@ fn fail_invalidation(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Reco
             IBV_WC_REM_INV_REQ_ERR,
         ));
     }
-    RecordResult::Failed(IBV_WC_REM_OP_ERR)
+    RecordResult::QueuePairFailed(IBV_WC_REM_OP_ERR)
 }
 
 /// Completes the sends of a queue pair before a message that answers one of them, if both complete in one queue. On a
@@ -746,7 +765,7 @@ fn complete_earlier_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
 /// withdraws before its program may write to the payload again.
 #[cold]
 fn has_withdrawn_records(peer: &Peer, ring_at: usize) -> bool {
-    // SYNC POINT W (see `OutRing::withdraw`): the copied bytes are older than the flag that is read here.
+    // SYNC POINT W (see `OutboundShmRing::withdraw`): the copied bytes are older than the flag that is read here.
     std::sync::atomic::fence(Ordering::SeqCst);
     peer.segment
         .ring_header(ring_at)
@@ -765,24 +784,25 @@ fn complete_recv_after_place_error(
     let (status, handled) = match e {
         // The message did not arrive whole; its receive WR waits for the next one.
         PlaceError::SenderGone => {
-            rq.put_back_last();
+            rq.put_back_last_taken();
             return RecordResult::SenderEndedOrWithdrew;
         }
         PlaceError::TooLong => (
             IBV_WC_LOC_LEN_ERR,
-            RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
+            RecordResult::QueuePairFailed(IBV_WC_REM_INV_REQ_ERR),
         ),
-        PlaceError::ReceiveMemoryUnwritable => {
-            (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR))
-        }
+        PlaceError::ReceiveMemoryUnwritable => (
+            IBV_WC_LOC_PROT_ERR,
+            RecordResult::QueuePairFailed(IBV_WC_REM_OP_ERR),
+        ),
         // The fault is the requester's: its device could not have sent the message.
         PlaceError::SenderMemoryUnreadable => {
-            rq.put_back_last();
+            rq.put_back_last_taken();
             return RecordResult::SenderMemoryUnreadable;
         }
     };
     // The sender is told the cause as well.
-    let cause = why::take_last_cause().or(FailureCause::of_status(status));
+    let cause = why::take_last_cause().or(FailureCause::only_cause_of_status(status));
     cause.inspect(|cause| why::note_cause(*cause));
     sink.push(report_failed_recv_and_make_wc(qp, wr_id, status));
     cause.inspect(|cause| why::note_cause(*cause));

@@ -22,7 +22,7 @@ pub(crate) struct PacketResponderState {
 
 /// The responder of a connected queue pair.
 pub(crate) struct QpResponder {
-    machine: ResponderMachine,
+    state_machine: ResponderMachine,
     /// The flow back to the requester.
     requester_flow: PacketFlow,
 }
@@ -35,17 +35,17 @@ enum ResponderMachine {
 
 impl QpResponder {
     /// Returns the responder of a reliable connection.
-    pub(crate) fn rc(machine: Responder, flow: PacketFlow) -> Self {
+    pub(crate) fn new_rc(machine: Responder, flow: PacketFlow) -> Self {
         Self {
-            machine: ResponderMachine::Rc(Box::new(machine)),
+            state_machine: ResponderMachine::Rc(Box::new(machine)),
             requester_flow: flow,
         }
     }
 
     /// Returns the responder of an unreliable connection.
-    pub(crate) fn uc(machine: uc::Receiver, flow: PacketFlow) -> Self {
+    pub(crate) fn new_uc(machine: uc::Receiver, flow: PacketFlow) -> Self {
         Self {
-            machine: ResponderMachine::Uc(machine),
+            state_machine: ResponderMachine::Uc(machine),
             requester_flow: flow,
         }
     }
@@ -103,17 +103,19 @@ pub(crate) fn process_request_or_datagram(
     if !arrival.is_from_peer(&responder.requester_flow) {
         return Err(DropReason::WrongSource);
     }
-    let mut target = QpTarget {
+    let mut target = QpRequestExecutor {
         qp,
         memory,
         last_refusal_reason: None,
     };
-    match &mut responder.machine {
+    match &mut responder.state_machine {
         ResponderMachine::Rc(machine) => {
             let had_failed = machine.has_failed();
             machine.receive(now_ns, packet, arrival.is_ecn_marked, &mut target);
             if machine.has_failed() && !had_failed {
-                let failure = target.last_refusal_reason.unwrap_or(RefusalReason::Invalid);
+                let failure = target
+                    .last_refusal_reason
+                    .unwrap_or(RefusalReason::InvalidRequest);
                 if let Some(invalid) = machine.invalid_request() {
                     why::report_invalid_request(qp.qpn, &invalid);
                 }
@@ -139,13 +141,13 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     let mut side = lock(&qp.packet_responder_state);
     let PacketResponderState { responder, memory } = &mut *side;
     let Some(QpResponder {
-        machine: ResponderMachine::Rc(machine),
+        state_machine: ResponderMachine::Rc(machine),
         requester_flow: flow,
     }) = responder.as_deref_mut()
     else {
         return;
     };
-    let mut target = QpTarget {
+    let mut target = QpRequestExecutor {
         qp,
         memory,
         last_refusal_reason: None,
@@ -156,9 +158,11 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
         machine.transmit(now_ns, &mut target, packet)
     });
     let counters = &qp.nic.packet_path.counters;
-    counters.add_qp_counts(|| qp.port_number(), &mut machine.counts);
+    counters.add_qp_counts(|| qp.host_wide_port_number(), &mut machine.counts);
     if machine.has_failed() && !had_failed {
-        let failure = target.last_refusal_reason.unwrap_or(RefusalReason::Invalid);
+        let failure = target
+            .last_refusal_reason
+            .unwrap_or(RefusalReason::InvalidRequest);
         drop(side);
         fail_after_refusal(qp, failure);
     }
@@ -167,7 +171,7 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
 /// Tells the responder that the host dropped packets for lack of room, perhaps some of this queue pair.
 pub(crate) fn make_responder_nak_after_host_drops(qp: &Qp) {
     if let Some(QpResponder {
-        machine: ResponderMachine::Rc(machine),
+        state_machine: ResponderMachine::Rc(machine),
         ..
     }) = lock(&qp.packet_responder_state).responder.as_deref_mut()
     {
@@ -188,7 +192,7 @@ pub(crate) fn awaits_gap_nak(qp: &Qp) -> bool {
 fn responder_satisfies(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
     match lock(&qp.packet_responder_state).responder.as_deref() {
         Some(QpResponder {
-            machine: ResponderMachine::Rc(machine),
+            state_machine: ResponderMachine::Rc(machine),
             ..
         }) => is_so(machine),
         _ => false,
@@ -204,7 +208,7 @@ pub(crate) fn enqueue_owed_acknowledgement(qp: &Qp) {
         return;
     };
     if let Some(QpResponder {
-        machine: ResponderMachine::Rc(machine),
+        state_machine: ResponderMachine::Rc(machine),
         requester_flow: flow,
     }) = side.responder.as_deref_mut()
     {
@@ -221,9 +225,9 @@ enum RefusalReason {
     /// Its own receive WR failed.
     ReceiveWrFailed,
     /// The request had no access right.
-    Access,
+    NoAccessRight,
     /// The request is not valid.
-    Invalid,
+    InvalidRequest,
 }
 
 /// Fails the queue pair after it has refused a request.
@@ -232,8 +236,8 @@ fn fail_after_refusal(qp: &Qp, failure: RefusalReason) {
     qp.flush_and_enter_error();
     match failure {
         RefusalReason::ReceiveWrFailed => {}
-        RefusalReason::Access => qp.raise(IBV_EVENT_QP_ACCESS_ERR),
-        RefusalReason::Invalid => qp.raise(IBV_EVENT_QP_REQ_ERR),
+        RefusalReason::NoAccessRight => qp.raise_event(IBV_EVENT_QP_ACCESS_ERR),
+        RefusalReason::InvalidRequest => qp.raise_event(IBV_EVENT_QP_REQ_ERR),
     }
 }
 
@@ -264,12 +268,18 @@ fn deliver_datagram(
     memory.partial_message.extend_from_slice(packet.payload);
     #[allow(clippy::cast_possible_truncation)] // a datagram
     let len = packet.payload.len() as u32;
-    let header = header(kind, flags(packet.bth.solicited), imm, len, deth.qkey);
+    let header = make_record_header(
+        kind,
+        record_flags(packet.bth.solicited),
+        imm,
+        len,
+        deth.qkey,
+    );
     deliver_message::<true>(qp, memory, header, deth.src_qpn, &mut path);
     Ok(())
 }
 
-fn flags(solicited: bool) -> u8 {
+fn record_flags(solicited: bool) -> u8 {
     if solicited { FLAG_SOLICITED } else { 0 }
 }
 
@@ -286,7 +296,7 @@ fn deliver_message<const UD: bool>(
         partial_message: message,
         ..
     } = memory;
-    let record = RingRecord::of_bytes(header, message);
+    let record = RingRecord::from_header_and_bytes(header, message);
     let mut handled = RecordResult::Done;
     qp.recv_cq.add_completion_made_by(|sink| {
         let mut rq = qp.recv_queue().lock();
@@ -294,14 +304,14 @@ fn deliver_message<const UD: bool>(
             peer: qp.nic.this_process(),
             ring_offset: 0,
             src_qpn,
-            sender_regions: &mut RegionCache::new(),
-            path,
+            sender_payload_regions: &mut RegionCache::new(),
+            path_in_completion: path,
         };
         let mut to = RecordDestination {
             last_recv_region: &mut LastRegion::none(),
             local_regions: local,
             sink,
-            by_engine: false,
+            is_engine_thread: false,
         };
         handled = deliver_record::<UD>(qp, &mut rq, &record, &mut from, &mut to);
         if let Some(srq) = &qp.srq {
@@ -310,24 +320,24 @@ fn deliver_message<const UD: bool>(
     });
     if matches!(handled, RecordResult::Done) {
         let counters = &qp.nic.packet_path.counters;
-        counters.add(qp.port_number(), Counter::Receives, 1);
+        counters.add(qp.host_wide_port_number(), Counter::Receives, 1);
     }
     handled
 }
 
 /// A queue pair as the target on which requests are executed.
-struct QpTarget<'a> {
+struct QpRequestExecutor<'a> {
     qp: &'a Qp,
     memory: &'a mut ResponderMemory,
     /// The reason of the last refusal.
     last_refusal_reason: Option<RefusalReason>,
 }
 
-impl QpTarget<'_> {
+impl QpRequestExecutor<'_> {
     fn note_reason_and_refuse<T>(&mut self, refusal: Refusal) -> Result<T, Refusal> {
         self.last_refusal_reason = Some(match refusal {
-            Refusal::RemoteAccess => RefusalReason::Access,
-            _ => RefusalReason::Invalid,
+            Refusal::RemoteAccess => RefusalReason::NoAccessRight,
+            _ => RefusalReason::InvalidRequest,
         });
         Err(refusal)
     }
@@ -339,7 +349,7 @@ impl QpTarget<'_> {
         access: Access,
         f: impl FnOnce(RequestedMemory<'_>) -> Result<T, MemoryFault>,
     ) -> Result<T, Refusal> {
-        let found = RequestedMemory::of_own(
+        let found = RequestedMemory::locate_own_memory(
             self.qp,
             &mut self.memory.request_regions,
             (addr, rkey),
@@ -353,7 +363,7 @@ impl QpTarget<'_> {
     }
 }
 
-impl ResponderTarget for QpTarget<'_> {
+impl ResponderTarget for QpRequestExecutor<'_> {
     fn try_begin_receive(&mut self) -> bool {
         self.memory.partial_message.clear();
         self.qp.recv_queue().lock().len() != 0
@@ -383,12 +393,12 @@ impl ResponderTarget for QpTarget<'_> {
         };
         #[allow(clippy::cast_possible_truncation)] // the machine takes no message longer than 2^31
         let len = by_write.unwrap_or(self.memory.partial_message.len() as u32);
-        let header = header(kind, flags(solicited), imm, len, 0);
+        let header = make_record_header(kind, record_flags(solicited), imm, len, 0);
         let mut path = MessagePathInCompletion::new(0, [0; GRH_BYTES]);
-        let src_qpn = self.qp.shared().dest_qpn.load(Ordering::Relaxed);
+        let src_qpn = self.qp.shared_state().dest_qpn.load(Ordering::Relaxed);
         match deliver_message::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
             RecordResult::NoReceiveWrYet => Err(Refusal::NotReady),
-            RecordResult::Failed(status) => {
+            RecordResult::QueuePairFailed(status) => {
                 self.last_refusal_reason = Some(RefusalReason::ReceiveWrFailed);
                 // UC has no answer that would name the reason, and the queue pair fails for every reason.
                 let is_uc = self.qp.qp_type == QpType::Uc;
@@ -445,7 +455,9 @@ impl ResponderTarget for QpTarget<'_> {
                 Access::RemoteAtomic
             }
         };
-        self.with_requested_memory((addr, rkey, 8), access, |memory| memory.atomic(operation))
+        self.with_requested_memory((addr, rkey, 8), access, |memory| {
+            memory.execute_atomic(operation)
+        })
     }
 
     fn flush(
@@ -457,7 +469,7 @@ impl ResponderTarget for QpTarget<'_> {
         selectivity: u8,
     ) -> Result<(), Refusal> {
         let range = (addr, rkey, u64::from(len));
-        match RequestedMemory::flush(
+        match RequestedMemory::execute_flush(
             self.qp,
             &mut self.memory.request_regions,
             range,

@@ -27,21 +27,21 @@ impl RecvWqe {
 pub(crate) struct RecvQueue {
     pub(super) wqes: Box<[RecvWqe]>,
     /// The SGEs of WRs with several, `max_sge` places for each WR; empty if `max_sge` is at most 1.
-    extra_sges: Box<[ibv_sge]>,
+    sges_of_multi_sge_wrs: Box<[ibv_sge]>,
     pub(super) max_sge: usize,
     pub(super) max_wr: u64,
     /// The protection domain of the buffers. A shared queue has its own (IBTA vol. 1, 10.2.9.1).
     pub(super) buffer_pd_number: u32,
     /// Number of WRs taken.
-    pub(super) wrs_taken: u64,
+    pub(super) taken_wr_count: u64,
     /// Number of WRs posted.
-    pub(super) wrs_posted: u64,
+    pub(super) posted_wr_count: u64,
     /// Limit of a shared receive queue below which an event is raised; 0 means none.
     pub(crate) srq_limit: u32,
     /// True if a message waits for a receive WR.
     pub(super) is_message_waiting: bool,
     /// The tag matching list, if the queue has one.
-    pub(super) tags: Option<Box<TagList>>,
+    pub(super) tag_list: Option<Box<TagList>>,
 }
 
 /// A receive WR that was taken from its queue.
@@ -57,37 +57,40 @@ impl RecvQueue {
         let max_sge = max_sge as usize;
         let beside = if max_sge > 1 { slots * max_sge } else { 0 };
         Some(Self {
-            wqes: crate::filled::try_boxed_slice(RecvWqe::EMPTY, slots)?,
-            extra_sges: crate::filled::try_boxed_slice(ibv_sge::zeroed(), beside)?,
+            wqes: crate::fallible_alloc::try_boxed_slice(RecvWqe::EMPTY, slots)?,
+            sges_of_multi_sge_wrs: crate::fallible_alloc::try_boxed_slice(
+                ibv_sge::zeroed(),
+                beside,
+            )?,
             max_sge,
             max_wr: u64::from(max_wr),
             buffer_pd_number: pd,
-            wrs_taken: 0,
-            wrs_posted: 0,
+            taken_wr_count: 0,
+            posted_wr_count: 0,
             srq_limit: 0,
             is_message_waiting: false,
-            tags: None,
+            tag_list: None,
         })
     }
 
     /// Gives the queue a tag matching list with at most `max_entries` entries.
     pub(crate) fn enable_tag_matching(&mut self, max_entries: u32) {
-        self.tags = Some(Box::new(TagList::new(max_entries)));
+        self.tag_list = Some(Box::new(TagList::new(max_entries)));
     }
 
     /// Returns the tag matching list.
-    pub(crate) fn tags_mut(&mut self) -> Option<&mut TagList> {
-        self.tags.as_deref_mut()
+    pub(crate) fn tag_list_mut(&mut self) -> Option<&mut TagList> {
+        self.tag_list.as_deref_mut()
     }
 
     /// Returns true if a message finds a WR here, whatever its tag.
     pub(crate) fn has_wr_for_any_tag(&self) -> bool {
-        self.len() != 0 && self.tags.is_none()
+        self.len() != 0 && self.tag_list.is_none()
     }
 
     /// Returns the number of WRs in the queue.
     pub(crate) fn len(&self) -> u64 {
-        self.wrs_posted - self.wrs_taken
+        self.posted_wr_count - self.taken_wr_count
     }
 
     pub(crate) fn max_wr(&self) -> u64 {
@@ -99,7 +102,7 @@ impl RecvQueue {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.wrs_taken = self.wrs_posted;
+        self.taken_wr_count = self.posted_wr_count;
     }
 
     /// Adds a WR.
@@ -114,7 +117,7 @@ impl RecvQueue {
         if self.len() >= self.max_wr {
             return Err(libc::ENOMEM);
         }
-        let slot = self.wrs_posted as usize & (self.wqes.len() - 1);
+        let slot = self.posted_wr_count as usize & (self.wqes.len() - 1);
         let Some(wqe) = self.wqes.get_mut(slot) else {
             return Err(libc::ENOMEM);
         };
@@ -130,15 +133,15 @@ impl RecvQueue {
             wqe.sge.lkey = first.lkey;
         }
         if sges.len() > 1 {
-            self.extra_sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges);
+            self.sges_of_multi_sge_wrs[slot * self.max_sge..][..sges.len()].copy_from_slice(sges);
         }
-        self.wrs_posted += 1;
+        self.posted_wr_count += 1;
         Ok(())
     }
 
     /// Puts the WR that was taken last back to the front. No WR may have been posted since.
-    pub(super) fn put_back_last(&mut self) {
-        self.wrs_taken -= 1;
+    pub(super) fn put_back_last_taken(&mut self) {
+        self.taken_wr_count -= 1;
     }
 
     /// Returns true, once, if a message has been waiting for the WRs that were posted.
@@ -150,16 +153,16 @@ impl RecvQueue {
     /// Takes the oldest WR.
     #[inline(always)]
     pub(crate) fn take_oldest(&mut self) -> Option<TakenRecv<'_>> {
-        if self.wrs_taken == self.wrs_posted {
+        if self.taken_wr_count == self.posted_wr_count {
             return None;
         }
-        let slot = self.wrs_taken as usize & (self.wqes.len() - 1);
+        let slot = self.taken_wr_count as usize & (self.wqes.len() - 1);
         let wqe = self.wqes.get(slot)?;
-        self.wrs_taken += 1;
+        self.taken_wr_count += 1;
         let sges = match wqe.num_sge {
             0 => &[],
             1 => std::slice::from_ref(&wqe.sge),
-            several => &self.extra_sges[slot * self.max_sge..][..several as usize],
+            several => &self.sges_of_multi_sge_wrs[slot * self.max_sge..][..several as usize],
         };
         Some(TakenRecv {
             wr_id: wqe.wr_id,

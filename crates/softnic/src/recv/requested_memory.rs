@@ -7,7 +7,7 @@ use verbs_abi::IBV_FLUSH_GLOBAL;
 
 use crate::qp::Qp;
 use crate::region_cache::RegionCache;
-use crate::send::{TargetQp, remote_region, required_pd_number};
+use crate::send::{TargetQp, authorize_remote_region, required_pd_number};
 use crate::why;
 
 /// A range of memory that a request may access; its region stays registered.
@@ -23,14 +23,15 @@ impl<'a> RequestedMemory<'a> {
     ///
     /// # Errors
     /// The request has no right to the range.
-    pub(crate) fn of_own(
+    pub(crate) fn locate_own_memory(
         qp: &'a Qp,
         regions: &'a mut RegionCache,
         range: (u64, u32),
         len: u64,
         access: Access,
     ) -> Result<Self, MemoryFault> {
-        let found = remote_region(qp.nic, &own_target_qp(qp), regions, range, len, access);
+        let found =
+            authorize_remote_region(qp.nic, &own_target_qp(qp), regions, range, len, access);
         let (region, at, pin) = found.map_err(|_| {
             why::report_refused_request(qp.qpn, "refused a request of its peer");
             MemoryFault
@@ -71,7 +72,7 @@ impl<'a> RequestedMemory<'a> {
     ///
     /// # Errors
     /// The memory is not mapped.
-    pub(crate) fn atomic(self, atomic: AtomicOperation) -> Result<u64, MemoryFault> {
+    pub(crate) fn execute_atomic(self, atomic: AtomicOperation) -> Result<u64, MemoryFault> {
         let op = match atomic {
             AtomicOperation::CompareSwap { compare, swap } => AtomicOp::CompareSwap {
                 expect: compare,
@@ -81,14 +82,14 @@ impl<'a> RequestedMemory<'a> {
             AtomicOperation::Write(bytes) => AtomicOp::Store(u64::from_ne_bytes(bytes)),
         };
         self.region
-            .atomic(self.qp.nic.this_process(), self.permitted_range, op)
+            .apply_atomic(self.qp.nic.this_process(), self.permitted_range, op)
     }
 
     /// Executes a FLUSH. Earlier writes are visible already, so only the checks remain.
     ///
     /// # Errors
     /// The request has no right to the range.
-    pub(crate) fn flush(
+    pub(crate) fn execute_flush(
         qp: &Qp,
         regions: &mut RegionCache,
         (addr, rkey, len): (u64, u32, u64),
@@ -103,12 +104,14 @@ impl<'a> RequestedMemory<'a> {
             (addr, len)
         } else {
             let to = own_target_qp(qp);
-            let domain = || required_pd_number(&to, qp.shared()).unwrap_or(OwningPdOrQp::NO_DOMAIN);
+            let domain =
+                || required_pd_number(&to, qp.shared_state()).unwrap_or(OwningPdOrQp::NO_DOMAIN);
             let found = regions.get_pinned(qp.nic, qp.nic.this_process(), rkey, domain);
             let (region, _pin) = found.map_err(|_| MemoryFault)?;
             (region.rights.start, region.rights.len)
         };
-        RequestedMemory::of_own(qp, regions, (addr, rkey), len, Access::FlushGlobal).map(|_| ())
+        RequestedMemory::locate_own_memory(qp, regions, (addr, rkey), len, Access::FlushGlobal)
+            .map(|_| ())
     }
 }
 
@@ -116,7 +119,7 @@ impl<'a> RequestedMemory<'a> {
 fn own_target_qp(qp: &Qp) -> TargetQp<'_> {
     TargetQp {
         peer: qp.nic.this_process(),
-        index: qp.index,
+        qp_index: qp.index,
         srqn: 0,
     }
 }

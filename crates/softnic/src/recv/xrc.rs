@@ -17,7 +17,7 @@ impl RecvSide {
         }
         if self
             .qp
-            .shared()
+            .shared_state()
             .requester_caused_event_plus_1
             .load(Ordering::Relaxed)
             != 0
@@ -27,21 +27,21 @@ impl RecvSide {
         }
         let mut waiting = false;
         for i in 0..self.rings.len() {
-            waiting |= self.receive_xrc_from(i, domain);
+            waiting |= self.receive_xrc_from_ring(i, domain);
         }
-        if self.rings.iter().any(|r| r.stopped) {
+        if self.rings.iter().any(|r| r.is_stopped) {
             self.remove_closed_rings();
         }
         waiting
     }
 
-    fn receive_xrc_from(&mut self, i: usize, domain: &Xrcd) -> bool {
+    fn receive_xrc_from_ring(&mut self, i: usize, domain: &Xrcd) -> bool {
         let Some(ring) = self.rings.get_mut(i) else {
             return false;
         };
         let qp = &*self.qp;
         let mut waiting = false;
-        while !ring.stopped {
+        while !ring.is_stopped {
             let record = match ring.consumer.peek() {
                 Ok(Some(record)) => record,
                 Ok(None) => {
@@ -53,40 +53,40 @@ impl RecvSide {
                     break;
                 }
             };
-            let slots = record.slots();
-            let Some(srq) = domain.srq(record.header.extra_value) else {
+            let slots = record.slot_count();
+            let Some(srq) = domain.find_srq(record.header.extra_value) else {
                 // "XRC domain violation, invalid XRCETH: NAK-Invalid Request" (IBTA vol. 1, A14.5.3.2).
                 Self::refuse_record_and_fail_qp(qp, ring, IBV_WC_REM_INV_REQ_ERR);
                 break;
             };
-            if srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_overrun()) {
+            if srq.xrc_srq.as_ref().is_some_and(|xrc| xrc.cq.is_overrun()) {
                 // The CQ is overrun and has no place for the completion.
                 Self::refuse_record_and_fail_qp(qp, ring, IBV_WC_REM_OP_ERR);
-                qp.raise(IBV_EVENT_QP_FATAL);
+                qp.raise_event(IBV_EVENT_QP_FATAL);
                 break;
             }
             let mut place = [MaybeUninit::uninit()];
             let mut sink = WcSink::new(&mut place);
-            let mut queue = srq.queue.lock();
+            let mut queue = srq.recv_queue.lock();
             let mut from = RecordOrigin {
                 peer: &ring.peer,
-                ring_offset: ring.offset,
+                ring_offset: ring.ring_offset,
                 src_qpn: ring.src_qpn,
-                sender_regions: &mut ring.sender_regions,
-                path: &mut ring.path,
+                sender_payload_regions: &mut ring.sender_regions,
+                path_in_completion: &mut ring.path_in_completion,
             };
             let mut to = RecordDestination {
                 last_recv_region: &mut LastRegion::none(),
                 local_regions: &mut self.local_regions,
                 sink: &mut sink,
-                by_engine: false,
+                is_engine_thread: false,
             };
             let handled = deliver_record::<false>(qp, &mut queue, &record, &mut from, &mut to);
             srq.raise_limit_event_if_due(&mut queue);
             drop(queue);
             let (n, solicited) = (sink.len(), sink.has_solicited_or_error);
             if n == 1
-                && let Some(xrc) = &srq.xrc
+                && let Some(xrc) = &srq.xrc_srq
             {
                 // SAFETY: the sink has initialised the place.
                 xrc.cq
@@ -96,7 +96,7 @@ impl RecvSide {
                 break;
             }
         }
-        ring.release_consumed(true, true);
+        ring.release_consumed_records(true, true);
         waiting
     }
 }

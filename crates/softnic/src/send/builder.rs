@@ -10,7 +10,7 @@ use verbs_abi::*;
 pub(crate) struct WrBuilder {
     /// True while a thread is between `ibv_wr_start` and `ibv_wr_complete`.
     is_building: AtomicBool,
-    list: UnsafeCell<BuiltPostlist>,
+    postlist: UnsafeCell<BuiltPostlist>,
 }
 
 /// The work requests of a postlist, with the SGEs and inline bytes that they refer to.
@@ -18,7 +18,7 @@ pub(crate) struct WrBuilder {
 pub(crate) struct BuiltPostlist {
     wrs: Vec<WrWithoutPointers>,
     sges: Vec<ibv_sge>,
-    inline: Vec<u8>,
+    inline_bytes: Vec<u8>,
     /// The errno of the program's first mistake; 0 if there was none.
     first_errno: c_int,
 }
@@ -27,43 +27,43 @@ pub(crate) struct BuiltPostlist {
 struct WrWithoutPointers {
     wr: ibv_send_wr,
     /// Its SGEs, in `BuiltPostlist::sges`.
-    sges: std::ops::Range<usize>,
+    sge_range: std::ops::Range<usize>,
     /// Its payload, in `BuiltPostlist::inline`.
-    inline: Option<std::ops::Range<usize>>,
+    inline_range: Option<std::ops::Range<usize>>,
 }
 
 // SAFETY: the pointers in the work requests are the program's; `WrBuilder` passes them on without dereferencing them.
 unsafe impl Send for WrBuilder {}
-// SAFETY: `list` is reached through `WrBuilder::list` alone, whose callers are the thread that has set `is_building`.
+// SAFETY: `list` is reached through `WrBuilder::postlist` alone, whose callers are the thread that has set `is_building`.
 unsafe impl Sync for WrBuilder {}
 
 impl WrBuilder {
     pub(crate) fn new() -> Self {
         Self {
             is_building: AtomicBool::new(false),
-            list: UnsafeCell::new(BuiltPostlist::default()),
+            postlist: UnsafeCell::new(BuiltPostlist::default()),
         }
     }
 
     /// Acquires the list for this thread until [`empty_and_release`](Self::empty_and_release). Waits while another
     /// thread has the list.
-    pub(crate) fn acquire_list(&self) {
+    pub(crate) fn acquire_postlist(&self) {
         while self.is_building.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
     }
 
-    /// Returns the list, which belongs to the thread that has called [`acquire_list`](Self::acquire_list).
+    /// Returns the list, which belongs to the thread that has called [`acquire_postlist`](Self::acquire_postlist).
     #[inline(always)]
-    pub(crate) fn list(&self) -> *mut BuiltPostlist {
-        self.list.get()
+    pub(crate) fn postlist(&self) -> *mut BuiltPostlist {
+        self.postlist.get()
     }
 
     /// Empties the list and releases it to other threads.
     pub(crate) fn empty_and_release(&self, list: &mut BuiltPostlist) {
         list.wrs.clear();
         list.sges.clear();
-        list.inline.clear();
+        list.inline_bytes.clear();
         list.first_errno = 0;
         self.is_building.store(false, Ordering::Release);
     }
@@ -79,9 +79,11 @@ impl BuiltPostlist {
             return Err(self.first_errno);
         }
         for b in &mut self.wrs {
-            if let Some(bytes) = b.inline.take() {
-                let at = self.inline[bytes.clone()].as_ptr().expose_provenance();
-                b.sges = self.sges.len()..self.sges.len() + 1;
+            if let Some(bytes) = b.inline_range.take() {
+                let at = self.inline_bytes[bytes.clone()]
+                    .as_ptr()
+                    .expose_provenance();
+                b.sge_range = self.sges.len()..self.sges.len() + 1;
                 self.sges.push(ibv_sge {
                     addr: at as u64,
                     // At most `max_inline_data`, which is checked when it is set.
@@ -92,8 +94,8 @@ impl BuiltPostlist {
         }
         let mut next = std::ptr::null_mut();
         for b in self.wrs.iter_mut().rev() {
-            b.wr.sg_list = self.sges[b.sges.clone()].as_mut_ptr();
-            b.wr.num_sge = c_int::try_from(b.sges.len()).unwrap_or(c_int::MAX);
+            b.wr.sg_list = self.sges[b.sge_range.clone()].as_mut_ptr();
+            b.wr.num_sge = c_int::try_from(b.sge_range.len()).unwrap_or(c_int::MAX);
             b.wr.next = next;
             next = &raw mut b.wr;
         }
@@ -106,8 +108,8 @@ impl BuiltPostlist {
         let end = self.sges.len();
         self.wrs.push(WrWithoutPointers {
             wr,
-            sges: end..end,
-            inline: None,
+            sge_range: end..end,
+            inline_range: None,
         });
     }
 
@@ -128,19 +130,22 @@ impl BuiltPostlist {
         };
         let start = self.sges.len();
         self.sges.extend_from_slice(sges);
-        last.sges = start..self.sges.len();
+        last.sge_range = start..self.sges.len();
     }
 
     /// Appends to the inline payload of the last work request.
-    pub(crate) fn copy_inline(&mut self, bytes: &[u8]) {
+    pub(crate) fn append_inline_bytes(&mut self, bytes: &[u8]) {
         let Some(last) = self.wrs.last_mut() else {
             return self.record_errno(libc::EINVAL);
         };
-        let end = self.inline.len() + bytes.len();
-        let start = last.inline.take().map_or(self.inline.len(), |r| r.start);
+        let end = self.inline_bytes.len() + bytes.len();
+        let start = last
+            .inline_range
+            .take()
+            .map_or(self.inline_bytes.len(), |r| r.start);
         last.wr.send_flags |= IBV_SEND_INLINE;
-        last.inline = Some(start..end);
-        self.inline.extend_from_slice(bytes);
+        last.inline_range = Some(start..end);
+        self.inline_bytes.extend_from_slice(bytes);
     }
 
     /// Records a mistake of the program, so that nothing of the list is posted. Only the first one is kept.

@@ -1,6 +1,6 @@
 //! SEND on RC and UC, and the handling of a peer that does not answer.
 
-use nic_core::retry::total_response_wait_ns;
+use nic_core::retry_timeouts::total_response_wait_ns;
 
 use super::*;
 
@@ -15,7 +15,7 @@ pub(super) const MAX_COPIED_UNMAPPED_BYTES: usize = 8192;
 /// position first.
 #[inline]
 pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
-    if !sq.pending.has_wrs_left_to_receiver() {
+    if !sq.pending_wqes.has_wrs_left_to_receiver() {
         return false;
     }
     let Some(Ok(consumed)) = sq
@@ -26,17 +26,17 @@ pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
         return true;
     };
     move_consumed_to_finished(sq, consumed);
-    sq.pending.has_wrs_left_to_receiver()
+    sq.pending_wqes.has_wrs_left_to_receiver()
 }
 
 /// Returns true if the peer's queue pair is still the one that the ring was made for, and can receive from `qpn`.
 #[inline]
 pub(super) fn is_same_ready_qp(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
-    is_ready(dest, qpn) && dest.epoch.load(Ordering::Relaxed) == dest_epoch
+    is_ready_to_receive_from(dest, qpn) && dest.epoch.load(Ordering::Relaxed) == dest_epoch
 }
 
 #[inline]
-fn is_ready(dest: &QpShared, qpn: u32) -> bool {
+fn is_ready_to_receive_from(dest: &QpShared, qpn: u32) -> bool {
     // The numbers of RTR, RTS, SQD and SQE are consecutive.
     (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE).contains(&dest.state_plus_1.load(Ordering::Acquire))
         && dest.dest_qpn.load(Ordering::Relaxed) == qpn
@@ -56,7 +56,7 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
         has_grh,
         service_header_octets: match qp.qp_type {
             QpType::Ud => PacketFormat::UD_HEADER_OCTETS,
-            _ if matches!(qp.xrc, XrcRole::Send) => PacketFormat::XRC_HEADER_OCTETS,
+            _ if matches!(qp.xrc_role, XrcRole::Send) => PacketFormat::XRC_HEADER_OCTETS,
             _ => 0,
         },
         mtu_bytes: match (qp.qp_type, attr.path_mtu) {
@@ -68,7 +68,8 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
         process_ports_key: qp.nic.port_counters_key(),
         host_wide_number: port.map_or(0, |port| port.place.host_wide_number().into()),
     };
-    sq.traffic.start_counting(sq.posted_wrs, own, &packets);
+    sq.unpublished_traffic
+        .start_counting(sq.posted_wr_count, own, &packets);
 }
 
 /// Makes a new ring to a peer whose queue pair was reset and connected to ours again, since the peer has released the
@@ -79,18 +80,18 @@ pub(super) fn try_reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(old) = &sq.peer_ring else {
         return false;
     };
-    let again = sq.pending.is_empty()
+    let again = sq.pending_wqes.is_empty()
         && old
             .peer
             .segment
-            .qp(old.dest_index)
-            .is_some_and(|dest| is_ready(dest, qp.qpn));
+            .qp(old.dest_qp_index)
+            .is_some_and(|dest| is_ready_to_receive_from(dest, qp.qpn));
     if !again {
         return false;
     }
     let ring = NewRingParameters {
-        slots: old.ring_producer.slots(),
-        dest_index: old.dest_index,
+        slot_count: old.ring_producer.ring_slot_count(),
+        dest_qp_index: old.dest_qp_index,
         rnr_retry: old
             .header(qp.nic)
             .map_or(0, |h| h.rnr_retry.load(Ordering::Relaxed)),
@@ -142,7 +143,7 @@ pub(super) fn silent_peer_result(
         return bind_or_invalidate_window(qp, view);
     }
     if qp.qp_type != QpType::Rc {
-        if let FailureCause::NoPeer { qpn } = why_silent(qp, sq) {
+        if let FailureCause::NoPeer { qpn } = why_peer_is_silent(qp, sq) {
             // The WR completes with success, so only this message reports the loss.
             why::report_peer_not_in_fabric(qp.nic.fabric.dir(), (qp.qpn, qpn));
         }
@@ -154,16 +155,16 @@ pub(super) fn silent_peer_result(
         );
     }
     if has_retry_time_passed(qp, sq) {
-        why::note_cause(why_silent(qp, sq));
+        why::note_cause(why_peer_is_silent(qp, sq));
         return ExecutionResult::Failed(IBV_WC_RETRY_EXC_ERR);
     }
-    ExecutionResult::Later
+    ExecutionResult::NotPossibleYet
 }
 
 /// Returns the reason why the peer's queue pair does not answer.
 #[cold]
-pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
-    let qpn = qp.shared().dest_qpn.load(Ordering::Relaxed);
+pub(super) fn why_peer_is_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
+    let qpn = qp.shared_state().dest_qpn.load(Ordering::Relaxed);
     match &sq.peer_ring {
         None => FailureCause::NoPeer { qpn },
         Some(out) if out.peer.kernel_says_ended() => FailureCause::PeerEnded { pid: out.peer.pid },
@@ -187,7 +188,7 @@ pub(super) fn fail_too_long(len: u64, max: u32) -> ExecutionResult {
 #[cold]
 pub(super) fn has_retry_time_passed(qp: &Qp, sq: &mut SendQueue) -> bool {
     let (timeout, retry_cnt) = qp.timeout_and_retry_cnt();
-    let waited = sq.peer_silence.start_or_elapsed_ns(now_ns());
+    let waited = sq.peer_silence_wait.start_or_elapsed_ns(now_ns());
     total_response_wait_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
 }
 
@@ -200,7 +201,7 @@ pub(super) fn connected_send(
     kind: RecordKind,
 ) -> ExecutionResult {
     let Some(out) = &mut sq.peer_ring else {
-        return ExecutionResult::Later;
+        return ExecutionResult::NotPossibleYet;
     };
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
@@ -219,12 +220,12 @@ pub(super) fn connected_send(
     let by_value = inline
         || total <= MAX_COPIED_PAYLOAD_BYTES
         || (total <= MAX_COPIED_UNMAPPED_BYTES
-            && total <= out.ring_producer.max_payload()
+            && total <= out.ring_producer.max_payload_bytes()
             && is_in_unmapped_memory(qp, &mut sq.local_regions, view.sges));
-    if by_value && total <= out.ring_producer.max_payload() {
+    if by_value && total <= out.ring_producer.max_payload_bytes() {
         match out.ring_producer.has_room(total) {
             Ok(true) => {
-                if let Err(status) = gather(
+                if let Err(status) = gather_into_record(
                     qp,
                     &mut sq.local_regions,
                     view,
@@ -233,12 +234,14 @@ pub(super) fn connected_send(
                 ) {
                     return ExecutionResult::Failed(status);
                 }
-                out.ring_producer
-                    .add_to_postlist(header(kind, flags, imm, len, out.current_srqn), total);
+                out.ring_producer.add_to_postlist(
+                    make_record_header(kind, flags, imm, len, out.current_srqn),
+                    total,
+                );
                 return ExecutionResult::InRing(out.ring_producer.write_position());
             }
             // Inline data cannot be sent by reference: the program may reuse its memory after the post.
-            Ok(false) if inline => return ExecutionResult::Later,
+            Ok(false) if inline => return ExecutionResult::NotPossibleYet,
             Ok(false) => {}
             Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
         }
@@ -246,11 +249,11 @@ pub(super) fn connected_send(
     let bytes = size_of_val(view.sges);
     match out.ring_producer.has_room(bytes) {
         Ok(true) => {}
-        Ok(false) => return ExecutionResult::Later,
+        Ok(false) => return ExecutionResult::NotPossibleYet,
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, false).is_err() {
+        if check_and_pin_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, false).is_err() {
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
@@ -259,7 +262,7 @@ pub(super) fn connected_send(
     // SAFETY: the place has `bytes` bytes, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(sges, place.as_mut_ptr(), bytes) };
     out.ring_producer.add_to_postlist(
-        header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.current_srqn),
+        make_record_header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.current_srqn),
         bytes,
     );
     ExecutionResult::InRing(out.ring_producer.write_position())
@@ -323,8 +326,8 @@ pub(super) fn leave_write_to_receiver(
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> ExecutionResult {
-    if !view.message_follows || matches!(qp.xrc, XrcRole::Send) {
-        return ExecutionResult::Later;
+    if !view.is_followed_by_message || matches!(qp.xrc_role, XrcRole::Send) {
+        return ExecutionResult::NotPossibleYet;
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
@@ -334,7 +337,7 @@ pub(super) fn leave_write_to_receiver(
         return ExecutionResult::Done(0);
     }
     let Some(out) = &mut sq.peer_ring else {
-        return ExecutionResult::Later;
+        return ExecutionResult::NotPossibleYet;
     };
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     let (len, total) = (total as u32, total as usize);
@@ -347,7 +350,7 @@ pub(super) fn leave_write_to_receiver(
             && total <= MAX_COPIED_UNMAPPED_BYTES
             && is_in_unmapped_memory(qp, &mut sq.local_regions, view.sges));
     let by_value = must_copy || total <= MAX_COPIED_PAYLOAD_BYTES;
-    if by_value && WRITE_RECORD_PREFIX_BYTES + total <= out.ring_producer.max_payload() {
+    if by_value && WRITE_RECORD_PREFIX_BYTES + total <= out.ring_producer.max_payload_bytes() {
         match out
             .ring_producer
             .has_room(WRITE_RECORD_PREFIX_BYTES + total)
@@ -364,7 +367,7 @@ pub(super) fn leave_write_to_receiver(
                 if let Err(status) = copied {
                     return ExecutionResult::Failed(status);
                 }
-                let header = header(RecordKind::Write, 0, rkey, len, 0);
+                let header = make_record_header(RecordKind::OrderedWrite, 0, rkey, len, 0);
                 out.ring_producer
                     .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + total);
                 return ExecutionResult::OrderedWriteInRing(
@@ -372,13 +375,13 @@ pub(super) fn leave_write_to_receiver(
                     len,
                 );
             }
-            Ok(false) if must_copy => return ExecutionResult::Later,
+            Ok(false) if must_copy => return ExecutionResult::NotPossibleYet,
             Ok(false) => {}
             Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
         }
     }
     if is_copy_only {
-        return ExecutionResult::Later;
+        return ExecutionResult::NotPossibleYet;
     }
     leave_write_by_reference(qp, sq, view, (addr, rkey, len))
 }
@@ -391,7 +394,7 @@ fn leave_write_by_reference(
     (addr, rkey, len): (u64, u32, u32),
 ) -> ExecutionResult {
     let Some(out) = &mut sq.peer_ring else {
-        return ExecutionResult::Later;
+        return ExecutionResult::NotPossibleYet;
     };
     let bytes = size_of_val(view.sges);
     match out
@@ -399,18 +402,18 @@ fn leave_write_by_reference(
         .has_room(WRITE_RECORD_PREFIX_BYTES + bytes)
     {
         Ok(true) => {}
-        Ok(false) => return ExecutionResult::Later,
+        Ok(false) => return ExecutionResult::NotPossibleYet,
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, false).is_err() {
+        if check_and_pin_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, false).is_err() {
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
     let place = begin_write_record(&mut out.ring_producer, addr, bytes);
     // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
-    let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
+    let header = make_record_header(RecordKind::OrderedWrite, FLAG_BY_REFERENCE, rkey, len, 0);
     out.ring_producer
         .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + bytes);
     ExecutionResult::OrderedWriteInRing(out.ring_producer.write_position(), len)

@@ -5,20 +5,20 @@
 //! deferred: the peer is not ready, its ring is full, or the queue is being drained. Each poll tries deferred work
 //! requests again.
 
+mod bind_and_invalidate;
 mod builder;
-mod burst;
-mod codes;
 mod connected;
-mod gather;
-mod local;
+mod gather_payload;
 mod one_sided;
-mod out_ring;
+mod opcode_assertions;
+mod outbound_shm_ring;
 mod packets;
 mod post;
 mod progress;
 mod queue;
 mod raw;
 mod rendezvous;
+mod run_fast_path;
 mod single_send;
 mod single_write;
 mod traffic;
@@ -30,8 +30,8 @@ use std::sync::atomic::Ordering;
 
 use ::faults::WorkRequestFault;
 use nic_core::qp_state::ack_timeout_ns;
-use nic_core::retry::WaitTimer;
-use nic_core::verbs::{carries_payload, completion_opcode};
+use nic_core::retry_timeouts::WaitTimer;
+use nic_core::transport_opcodes::{carries_payload, completion_opcode};
 use verbs_abi::*;
 
 use crate::ah::Ah;
@@ -42,27 +42,28 @@ use crate::nic::Nic;
 use crate::path;
 use crate::path::traffic::HostPortId;
 use crate::qp::Qp;
-use crate::qp_state::{QpState, QpType};
-use crate::record::{
-    FLAG_BY_REFERENCE, FLAG_RECEIVER_SEND_COMPLETES_FIRST, FLAG_SOLICITED, RecordKind, header,
-};
+use crate::qp_attributes::{QpState, QpType};
 use crate::recv::{failed_recv_wc, wake_waiter_if_cq_armed};
 use crate::region_cache::{KeyError, RegionCache};
-use crate::sge::{AlignedSges, checked_sge};
+use crate::ring_record::{
+    FLAG_BY_REFERENCE, FLAG_RECEIVER_SEND_COMPLETES_FIRST, FLAG_SOLICITED, RecordKind,
+    make_record_header,
+};
+use crate::sge::{AlignedSges, check_and_pin_sge};
 use crate::why::{self, FailureCause};
 use crate::xrc::XrcRole;
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
-use shm::fabric::ring::{Producer, SLOT_BYTES, record_slots};
+use shm::fabric::ring::{Producer, SLOT_BYTES, slots_for_payload};
 use shm::keys::BindRequest;
-use shm::mem::{AtomicOp, BOUNCE, MemoryFault, is_readable, probe_writable};
+use shm::mem::{AtomicOp, BOUNCE_BUFFER_BYTES, MemoryFault, is_readable, probe_writable};
 
+use bind_and_invalidate::*;
 use connected::*;
-use gather::*;
-use local::*;
+use gather_payload::*;
 use one_sided::*;
-use out_ring::*;
+use outbound_shm_ring::*;
 use progress::*;
 use queue::*;
 pub(crate) use rendezvous::read_rendezvous_payload_and_send_fin;
@@ -72,14 +73,14 @@ use ud::*;
 pub(crate) use builder::{BuiltPostlist, WrBuilder};
 pub(crate) use connected::{WRITE_RECORD_PREFIX_BYTES, start_counting_traffic};
 pub(crate) use one_sided::{
-    FlushRange, TargetQp, read_to_unmapped_or_tell_if_local_failed, remote_region,
+    FlushRange, TargetQp, authorize_remote_region, read_to_unmapped_or_tell_if_local_failed,
     required_pd_number,
 };
 pub(crate) use packets::{
     ConnectedRequester, packet_timeout_ns, process_answer_or_congestion_notice,
     transmit_after_answers,
 };
-pub(crate) use post::{post_send, post_send_all, post_send_under_faults, post_send_xrc};
+pub(crate) use post::{post_send, post_send_all_or_none, post_send_under_faults, post_send_xrc};
 pub(crate) use progress::{
     complete_finished_sends, free_place_of_polled_completion, publish_traffic,
     publish_traffic_if_send_queue_free, send_waiting_multi_receiver_datagrams, wake_awaited_peer,
@@ -98,9 +99,9 @@ struct WrView<'a> {
     gathered_payload: Option<&'a [u8]>,
     ah: Option<&'a Ah>,
     /// The request of a WR that binds a memory window.
-    bind: Option<BindRequest>,
+    bind_request: Option<BindRequest>,
     /// True if a message of this queue follows, for which the receiver has to read the ring.
-    message_follows: bool,
+    is_followed_by_message: bool,
 }
 
 /// The result of an attempt to execute a WR.
@@ -114,7 +115,7 @@ enum ExecutionResult {
     /// Sent in packets and done at this position; the completion reports this number of bytes.
     SentInPackets(u64, u32),
     /// Not possible yet.
-    Later,
+    NotPossibleYet,
     /// Failed with this status.
     Failed(ibv_wc_status),
 }
@@ -134,7 +135,7 @@ fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
     if !sq.finished_wrs.is_empty() {
         qp.send_cq.call_engine_if_armed();
     }
-    wake_receiver_of_pending(qp, sq);
+    wake_receiver_of_pending_wrs(qp, sq);
 }
 
 /// Wakes the engine of the receiver of the pending WRs, unless it is not needed.
@@ -143,9 +144,9 @@ fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
 /// completions, the sender waits only for failures. The function then wakes no receiver that takes messages by itself. A
 /// wake-up would cost a system call for each post, and the engine would revoke the bias of all locks of the receiver.
 #[cold]
-pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
+pub(super) fn wake_receiver_of_pending_wrs(qp: &Qp, sq: &mut SendQueue) {
     if let Some(out) = &mut sq.peer_ring
-        && !sq.pending.is_empty()
+        && !sq.pending_wqes.is_empty()
         && !(qp.send_cq.is_armed_for_solicited_only()
             && out.does_receiver_take_messages_itself(qp.nic))
     {
@@ -155,13 +156,13 @@ pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
 
 #[inline(always)]
 fn publish_rings_and_transmit_packets(qp: &Qp, sq: &mut SendQueue) {
-    if let Some(i) = sq.ud.open_ring_index {
-        sq.ud.open_ring_index = None;
-        if let Some(Some(ring)) = sq.ud.rings.get_mut(i) {
-            ring.publish(qp.nic);
+    if let Some(i) = sq.ud_rings.open_postlist_ring_index {
+        sq.ud_rings.open_postlist_ring_index = None;
+        if let Some(Some(ring)) = sq.ud_rings.rings.get_mut(i) {
+            ring.publish_postlist(qp.nic);
         }
     } else if let Some(out) = &mut sq.peer_ring {
-        out.publish(qp.nic);
+        out.publish_postlist(qp.nic);
     }
     if path::are_packets_in_use() {
         packets::transmit_posted(qp, sq);
@@ -180,7 +181,7 @@ fn record_result(
 ) {
     let wqe = |end, byte_len, status, signaled| SendWqe {
         wr_id: wr.wr_id,
-        ring_end: end,
+        ring_end_position: end,
         seq,
         byte_len_or_vendor_err: byte_len,
         opcode: code_as_byte(completion_opcode(wr.opcode)),
@@ -190,31 +191,32 @@ fn record_result(
     };
     match *outcome {
         ExecutionResult::Done(byte_len) => {
-            if !sq.pending.is_empty() {
-                sq.pending.push(wqe(0, byte_len, IBV_WC_SUCCESS, signaled));
+            if !sq.pending_wqes.is_empty() {
+                sq.pending_wqes
+                    .push(wqe(0, byte_len, IBV_WC_SUCCESS, signaled));
             } else if signaled {
                 sq.finished_wrs.push(wqe(0, byte_len, IBV_WC_SUCCESS, true));
             }
         }
-        ExecutionResult::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
+        ExecutionResult::InRing(end) => sq.pending_wqes.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
         ExecutionResult::OrderedWriteInRing(end, byte_len) => {
             sq.last_ordered_write_end = end;
-            sq.pending.push(SendWqe {
+            sq.pending_wqes.push(SendWqe {
                 ordered_write_count: 1,
                 ..wqe(end, byte_len, IBV_WC_SUCCESS, signaled)
             });
         }
         ExecutionResult::SentInPackets(end, byte_len) => {
-            sq.pending
+            sq.pending_wqes
                 .push(wqe(end, byte_len, IBV_WC_SUCCESS, signaled));
         }
         ExecutionResult::Failed(status) => {
             // The failed WR completes behind the WRs posted before it, which may still be pending.
-            sq.pending.push(wqe(0, 0, status, true));
+            sq.pending_wqes.push(wqe(0, 0, status, true));
             sq.failure_cause = why::take_last_cause();
             stop_after_failed_wr(qp, sq);
         }
-        ExecutionResult::Later => {}
+        ExecutionResult::NotPossibleYet => {}
     }
 }
 
@@ -223,7 +225,7 @@ fn record_result(
 #[cold]
 fn stop_after_failed_wr(qp: &Qp, sq: &mut SendQueue) {
     sq.is_stopped_by_failure = true;
-    if let Some(front) = sq.pending.front()
+    if let Some(front) = sq.pending_wqes.front()
         && front.status != SUCCESS_BYTE
     {
         let status = front.status;
@@ -241,7 +243,7 @@ fn fail_qp_for_oldest_wr(
     cause: Option<FailureCause>,
 ) {
     publish_rings_and_transmit_packets(qp, sq);
-    let cause = cause.or(FailureCause::of_status(status));
+    let cause = cause.or(FailureCause::only_cause_of_status(status));
     let first = WrError {
         status,
         vendor_err: why::vendor_err(cause),
@@ -265,7 +267,7 @@ fn fail_qp_for_oldest_wr(
 }
 
 #[inline]
-fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
+fn execute_wr(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if qp.qp_type == QpType::Ud {
         if path::are_packets_in_use() && packets::is_by_packets(qp, view) {
             return packets::send_datagram(qp, sq, view);
@@ -274,10 +276,10 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     }
     let Some(out) = &mut sq.peer_ring else {
         if sq.packet_requester.is_some() {
-            return packets::execute(qp, sq, view);
+            return packets::execute_by_packets(qp, sq, view);
         }
         if qp.qp_type == QpType::RawPacket {
-            return raw::send(qp, sq, view);
+            return raw::send_frame(qp, sq, view);
         }
         // RTS without a peer: the peer's process did not exist when the queue pair was connected.
         return silent_peer_result(qp, sq, view);
@@ -289,13 +291,13 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
             dead_peer_result_for(qp, &out.peer, view)
         };
     }
-    let Some(dest) = out.peer.segment.qp(out.dest_index) else {
+    let Some(dest) = out.peer.segment.qp(out.dest_qp_index) else {
         return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
     if !is_same_ready_qp(dest, out.dest_epoch, qp.qpn) && !try_reconnect_ring(qp, sq) {
         return silent_peer_result(qp, sq, view);
     }
-    sq.peer_silence.end_wait();
+    sq.peer_silence_wait.end_wait();
     let outcome = match view.wr.opcode {
         IBV_WR_SEND => connected_send(qp, sq, view, RecordKind::Send),
         IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, RecordKind::SendWithImm),
@@ -304,15 +306,18 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
         // A responder executes requests in order (IBTA vol. 1, 9.5). Requests that access memory wait until the SENDs
         // in front of them have reached the receiver's memory.
         IBV_WR_RDMA_WRITE if has_pending_ring_work(sq) => leave_write_to_receiver(qp, sq, view),
-        _ if has_pending_ring_work(sq) => ExecutionResult::Later,
-        IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
-        IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),
-        IBV_WR_RDMA_READ => read(qp, sq, view, qp.pd_number).unwrap_or_else(|o| o),
-        IBV_WR_ATOMIC_WRITE => atomic_write(qp, sq, view).unwrap_or_else(|o| o),
-        IBV_WR_FLUSH => flush_remote(qp, sq, view).unwrap_or_else(|o| o),
-        _ => atomic(qp, sq, view).unwrap_or_else(|o| o),
+        _ if has_pending_ring_work(sq) => ExecutionResult::NotPossibleYet,
+        IBV_WR_RDMA_WRITE => execute_write(qp, sq, view).unwrap_or_else(|o| o),
+        IBV_WR_RDMA_WRITE_WITH_IMM => execute_write_with_imm(qp, sq, view),
+        IBV_WR_RDMA_READ => execute_read(qp, sq, view, qp.pd_number).unwrap_or_else(|o| o),
+        IBV_WR_ATOMIC_WRITE => execute_atomic_write(qp, sq, view).unwrap_or_else(|o| o),
+        IBV_WR_FLUSH => execute_flush(qp, sq, view).unwrap_or_else(|o| o),
+        _ => execute_atomic(qp, sq, view).unwrap_or_else(|o| o),
     };
-    if !matches!(outcome, ExecutionResult::Later | ExecutionResult::Failed(_)) {
+    if !matches!(
+        outcome,
+        ExecutionResult::NotPossibleYet | ExecutionResult::Failed(_)
+    ) {
         count_request_traffic(qp, sq, view, DestinationPort::PEER);
     }
     outcome

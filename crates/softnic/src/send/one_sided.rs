@@ -19,7 +19,7 @@ pub(crate) struct TargetQp<'a> {
     /// The process that has the queue pair.
     pub(crate) peer: &'a Arc<Peer>,
     /// Index of the queue pair in its process.
-    pub(crate) index: usize,
+    pub(crate) qp_index: usize,
     /// Number of the shared receive queue that the request names (XRC), else 0.
     pub(crate) srqn: u32,
 }
@@ -33,7 +33,7 @@ impl TargetQp<'_> {
         } else {
             IBV_EVENT_QP_REQ_ERR
         };
-        if let Some(dest) = self.peer.segment.qp(self.index) {
+        if let Some(dest) = self.peer.segment.qp(self.qp_index) {
             dest.requester_caused_event_plus_1
                 .store(1 + event, Ordering::Release);
             self.peer.wake_engine();
@@ -43,7 +43,7 @@ impl TargetQp<'_> {
     /// Returns the queue pair's number.
     fn qpn(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // 24 bits
-        let qpn = (self.peer.slot << QP_INDEX_BITS | self.index) as u32;
+        let qpn = (self.peer.slot << QP_INDEX_BITS | self.qp_index) as u32;
         qpn
     }
 }
@@ -52,7 +52,7 @@ impl TargetQp<'_> {
 #[derive(Clone, Copy)]
 pub(crate) enum RemoteAccessDenied {
     /// The responder refuses it: NAK-Remote Access Error (IBTA vol. 1, 9.7.5.2.4).
-    RemoteAccess,
+    RemoteAccessError,
     /// The responder's process has ended.
     ResponderProcessEnded,
     /// The queue pair does not exist.
@@ -61,7 +61,7 @@ pub(crate) enum RemoteAccessDenied {
 
 /// Checks the remote side of a one-sided WR. Returns the region, the permitted range and the region's pin.
 #[inline]
-pub(crate) fn remote_region<'c>(
+pub(crate) fn authorize_remote_region<'c>(
     nic: &'static Nic,
     to: &TargetQp<'_>,
     remote: &'c mut RegionCache,
@@ -76,7 +76,7 @@ pub(crate) fn remote_region<'c>(
     ),
     RemoteAccessDenied,
 > {
-    let dest = to.peer.segment.qp(to.index);
+    let dest = to.peer.segment.qp(to.qp_index);
     let dest = dest.ok_or(RemoteAccessDenied::NoQueuePair)?;
     let domain = required_pd_number(to, dest).unwrap_or(OwningPdOrQp::NO_DOMAIN);
     let found = remote.get_pinned(nic, to.peer, rkey, || domain);
@@ -91,8 +91,8 @@ pub(crate) fn remote_region<'c>(
                 len,
                 key: rkey,
             };
-            why::note_cause(error.cause(MemorySide::Remote, bytes));
-            return Err(RemoteAccessDenied::RemoteAccess);
+            why::note_cause(error.failure_cause(MemorySide::Remote, bytes));
+            return Err(RemoteAccessDenied::RemoteAccessError);
         }
     };
     let responder = responder_memory_rights(to, dest, domain);
@@ -110,13 +110,16 @@ pub(crate) fn remote_region<'c>(
             access,
             &region.rights,
         ));
-        RemoteAccessDenied::RemoteAccess
+        RemoteAccessDenied::RemoteAccessError
     })?;
-    if at.is_on_demand() && region.of_this_process && !is_own_memory_mapped(addr, len, access) {
+    if at.is_whole_address_space()
+        && region.is_of_this_process
+        && !is_own_memory_mapped(addr, len, access)
+    {
         why::note_cause(FailureCause::MemoryInaccessible {
             side: MemorySide::Remote,
         });
-        return Err(RemoteAccessDenied::RemoteAccess);
+        return Err(RemoteAccessDenied::RemoteAccessError);
     }
     Ok((region, at, pin))
 }
@@ -137,9 +140,11 @@ pub(super) fn responder_memory_rights(
 
 /// Returns the outcome of a WR that may not access the remote side that it names.
 #[cold]
-fn denied_result(qp: &Qp, out: &OutRing, why: RemoteAccessDenied) -> ExecutionResult {
+fn denied_result(qp: &Qp, out: &OutboundShmRing, why: RemoteAccessDenied) -> ExecutionResult {
     match why {
-        RemoteAccessDenied::RemoteAccess => refused_result(qp, out, IBV_WC_REM_ACCESS_ERR),
+        RemoteAccessDenied::RemoteAccessError => {
+            fail_refused_request(qp, out, IBV_WC_REM_ACCESS_ERR)
+        }
         RemoteAccessDenied::ResponderProcessEnded => dead_peer_result(qp, &out.peer),
         RemoteAccessDenied::NoQueuePair => ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR),
     }
@@ -150,7 +155,7 @@ fn denied_result(qp: &Qp, out: &OutRing, why: RemoteAccessDenied) -> ExecutionRe
 #[cold]
 fn denied_result_with_payload(
     qp: &Qp,
-    out: &OutRing,
+    out: &OutboundShmRing,
     local: &mut RegionCache,
     view: &WrView<'_>,
     why: RemoteAccessDenied,
@@ -188,31 +193,35 @@ fn pd_number_of_xrc_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
 /// Returns the outcome of a request that the responder refuses. On RC both sides fail; on UC the request is dropped
 /// (IBTA vol. 1, 9.9.3).
 #[cold]
-pub(super) fn refused_result(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> ExecutionResult {
+pub(super) fn fail_refused_request(
+    qp: &Qp,
+    out: &OutboundShmRing,
+    status: ibv_wc_status,
+) -> ExecutionResult {
     if qp.qp_type != QpType::Rc {
         why::report_refused_request(qp.qpn, "lost a request, since its transport is unreliable");
         return ExecutionResult::Done(0);
     }
-    out.target().fail_for_refused_request(status);
+    out.target_qp().fail_for_refused_request(status);
     ExecutionResult::Failed(status)
 }
 
 /// Returns the outcome of a WR after a copy to or from the peer's memory failed.
 #[cold]
-pub(super) fn copy_failed_result(qp: &Qp, out: &OutRing) -> ExecutionResult {
+pub(super) fn copy_failed_result(qp: &Qp, out: &OutboundShmRing) -> ExecutionResult {
     if out.peer.kernel_says_ended() {
         dead_peer_result(qp, &out.peer)
     } else {
         why::note_cause(FailureCause::MemoryInaccessible {
             side: MemorySide::Remote,
         });
-        refused_result(qp, out, IBV_WC_REM_ACCESS_ERR)
+        fail_refused_request(qp, out, IBV_WC_REM_ACCESS_ERR)
     }
 }
 
 /// Executes an RDMA WRITE.
 #[inline]
-pub(super) fn write(
+pub(super) fn execute_write(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
@@ -226,13 +235,13 @@ pub(super) fn write(
         return Ok(ExecutionResult::Done(0));
     }
     let Some(out) = &sq.peer_ring else {
-        return Ok(ExecutionResult::Later);
+        return Ok(ExecutionResult::NotPossibleYet);
     };
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
-    let (region, mut left, _pin) = remote_region(
+    let (region, mut left, _pin) = authorize_remote_region(
         qp.nic,
-        &out.target(),
+        &out.target_qp(),
         &mut sq.peer_regions,
         (addr, rkey),
         total,
@@ -259,22 +268,26 @@ pub(super) fn write(
 }
 
 /// Executes an RDMA WRITE with immediate: the WRITE, then a record for the immediate.
-pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
+pub(super) fn execute_write_with_imm(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> ExecutionResult {
     match sq
         .peer_ring
         .as_mut()
         .map(|out| out.ring_producer.has_room(0))
     {
         Some(Ok(true)) => {}
-        Some(Ok(false)) | None => return ExecutionResult::Later,
+        Some(Ok(false)) | None => return ExecutionResult::NotPossibleYet,
         Some(Err(_)) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
-    let len = match write(qp, sq, view) {
+    let len = match execute_write(qp, sq, view) {
         Ok(ExecutionResult::Done(len)) => len,
         Ok(other) | Err(other) => return other,
     };
     let Some(out) = &mut sq.peer_ring else {
-        return ExecutionResult::Later;
+        return ExecutionResult::NotPossibleYet;
     };
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
@@ -285,14 +298,14 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     let imm = unsafe { view.wr.imm.imm_data };
     let _ = out.ring_producer.place_for_payload(0);
     out.ring_producer.add_to_postlist(
-        header(RecordKind::WriteWithImm, flags, imm, len, out.current_srqn),
+        make_record_header(RecordKind::WriteWithImm, flags, imm, len, out.current_srqn),
         0,
     );
     ExecutionResult::InRing(out.ring_producer.write_position())
 }
 
 /// Executes an RDMA READ into memory of the protection domain `pd`.
-pub(super) fn read(
+pub(super) fn execute_read(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
@@ -303,7 +316,7 @@ pub(super) fn read(
         return Err(fail_too_long(total, crate::device::MAX_MSG_SZ));
     }
     let Some(out) = &sq.peer_ring else {
-        return Ok(ExecutionResult::Later);
+        return Ok(ExecutionResult::NotPossibleYet);
     };
     check_read_and_atomic_resources(qp, out)?;
     if total == 0 {
@@ -311,9 +324,9 @@ pub(super) fn read(
     }
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
-    let (region, mut left, _pin) = remote_region(
+    let (region, mut left, _pin) = authorize_remote_region(
         qp.nic,
-        &out.target(),
+        &out.target_qp(),
         &mut sq.peer_regions,
         (addr, rkey),
         total,
@@ -321,7 +334,7 @@ pub(super) fn read(
     )
     .map_err(|why| denied_result(qp, out, why))?;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let Ok((local, to, _pin)) = checked_sge(qp.nic, &mut sq.local_regions, pd, sge, true)
+        let Ok((local, to, _pin)) = check_and_pin_sge(qp.nic, &mut sq.local_regions, pd, sge, true)
         else {
             return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         };
@@ -361,11 +374,11 @@ pub(crate) fn read_to_unmapped_or_tell_if_local_failed(
     (region, mut from): (&shm::mem::AccessibleRegion, PermittedRange),
     (local, mut to): (&shm::mem::AccessibleRegion, PermittedRange),
 ) -> Result<(), bool> {
-    let mut buffer = [0; BOUNCE];
+    let mut buffer = [0; BOUNCE_BUFFER_BYTES];
     while !from.is_empty() {
-        let (source, sources) = from.split_at(BOUNCE as u64);
-        let (target, targets) = to.split_at(BOUNCE as u64);
-        // SAFETY: the buffer has `BOUNCE` bytes, and no piece is longer; both pieces lie in pinned regions (contract).
+        let (source, sources) = from.split_at(BOUNCE_BUFFER_BYTES as u64);
+        let (target, targets) = to.split_at(BOUNCE_BUFFER_BYTES as u64);
+        // SAFETY: the buffer has `BOUNCE_BUFFER_BYTES` bytes, and no piece is longer; both pieces lie in pinned regions (contract).
         unsafe {
             region
                 .read(source, buffer.as_mut_ptr())
@@ -381,20 +394,20 @@ pub(crate) fn read_to_unmapped_or_tell_if_local_failed(
 #[inline]
 pub(super) fn check_read_and_atomic_resources(
     qp: &Qp,
-    out: &OutRing,
+    out: &OutboundShmRing,
 ) -> Result<(), ExecutionResult> {
     if qp.max_rd_atomic.load(Ordering::Relaxed) == 0 {
-        why::note_cause(FailureCause::NoReadResources {
+        why::note_cause(FailureCause::NoReadOrAtomicResources {
             side: MemorySide::Local,
         });
         return Err(ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR));
     }
-    let dest = out.peer.segment.qp(out.dest_index);
+    let dest = out.peer.segment.qp(out.dest_qp_index);
     if dest.is_none_or(|d| d.max_dest_rd_atomic.load(Ordering::Relaxed) == 0) {
-        why::note_cause(FailureCause::NoReadResources {
+        why::note_cause(FailureCause::NoReadOrAtomicResources {
             side: MemorySide::Remote,
         });
-        return Err(refused_result(qp, out, IBV_WC_REM_INV_REQ_ERR));
+        return Err(fail_refused_request(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())
 }
@@ -403,30 +416,30 @@ pub(super) fn check_read_and_atomic_resources(
 /// shall be naturally aligned", or the responder answers NAK-Invalid Request (IBTA vol. 1, 9.4.5).
 fn check_atomic_operand(
     qp: &Qp,
-    out: &OutRing,
+    out: &OutboundShmRing,
     view: &WrView<'_>,
     remote_addr: u64,
 ) -> Result<(), ExecutionResult> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total != 8 {
-        why::note_cause(FailureCause::OperandLength(total));
+        why::note_cause(FailureCause::WrongOperandLength(total));
         return Err(ExecutionResult::Failed(IBV_WC_LOC_LEN_ERR));
     }
     if !remote_addr.is_multiple_of(8) {
         why::note_cause(FailureCause::Unaligned(remote_addr));
-        return Err(refused_result(qp, out, IBV_WC_REM_INV_REQ_ERR));
+        return Err(fail_refused_request(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())
 }
 
 /// Executes a compare-and-swap or a fetch-and-add.
-pub(super) fn atomic(
+pub(super) fn execute_atomic(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> Result<ExecutionResult, ExecutionResult> {
     let Some(out) = &sq.peer_ring else {
-        return Ok(ExecutionResult::Later);
+        return Ok(ExecutionResult::NotPossibleYet);
     };
     check_read_and_atomic_resources(qp, out)?;
     // SAFETY: the union's member for these opcodes; plain integers.
@@ -441,9 +454,9 @@ pub(super) fn atomic(
         }
     };
     let old = {
-        let (region, at, _pin) = remote_region(
+        let (region, at, _pin) = authorize_remote_region(
             qp.nic,
-            &out.target(),
+            &out.target_qp(),
             &mut sq.peer_regions,
             (a.remote_addr, a.rkey),
             8,
@@ -452,11 +465,11 @@ pub(super) fn atomic(
         .map_err(|why| denied_result(qp, out, why))?;
         // The atomic is not executed unless its result can be stored.
         for sge in view.sges.iter().filter(|s| s.length != 0) {
-            if checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, true).is_err() {
+            if check_and_pin_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, true).is_err() {
                 return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
             }
         }
-        region.atomic(&out.peer, at, op)
+        region.apply_atomic(&out.peer, at, op)
     };
     let Ok(old) = old else {
         return Err(copy_failed_result(qp, out));
@@ -465,7 +478,7 @@ pub(super) fn atomic(
     let mut done = 0;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
         let Ok((local, at, _pin)) =
-            checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, true)
+            check_and_pin_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, true)
         else {
             return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         };
@@ -480,13 +493,13 @@ pub(super) fn atomic(
 
 /// Executes an atomic write: 8 bytes that no reader sees in parts (IBTA annex A19).
 #[cold]
-pub(super) fn atomic_write(
+pub(super) fn execute_atomic_write(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> Result<ExecutionResult, ExecutionResult> {
     let Some(out) = &sq.peer_ring else {
-        return Ok(ExecutionResult::Later);
+        return Ok(ExecutionResult::NotPossibleYet);
     };
     check_read_and_atomic_resources(qp, out)?;
     // SAFETY: the union's member for this opcode; plain integers.
@@ -502,9 +515,9 @@ pub(super) fn atomic_write(
     })
     .map_err(ExecutionResult::Failed)?;
     let written = {
-        let (region, at, _pin) = remote_region(
+        let (region, at, _pin) = authorize_remote_region(
             qp.nic,
-            &out.target(),
+            &out.target_qp(),
             &mut sq.peer_regions,
             (to.remote_addr, to.rkey),
             8,
@@ -512,7 +525,7 @@ pub(super) fn atomic_write(
         )
         .map_err(|why| denied_result(qp, out, why))?;
         let op = AtomicOp::Store(u64::from_ne_bytes(bytes));
-        region.atomic(&out.peer, at, op)
+        region.apply_atomic(&out.peer, at, op)
     };
     match written {
         Ok(_) => Ok(ExecutionResult::Done(8)),
@@ -523,13 +536,13 @@ pub(super) fn atomic_write(
 /// Executes a FLUSH: makes earlier writes visible to all readers of the memory (IBTA annex A19). Every WRITE is visible
 /// as soon as it has been executed, so only the responder's checks remain.
 #[cold]
-pub(super) fn flush_remote(
+pub(super) fn execute_flush(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> Result<ExecutionResult, ExecutionResult> {
     let Some(out) = &sq.peer_ring else {
-        return Ok(ExecutionResult::Later);
+        return Ok(ExecutionResult::NotPossibleYet);
     };
     check_read_and_atomic_resources(qp, out)?;
     // SAFETY: the union's member that `FlushRange::to_atomic_operands` made; plain integers.
@@ -538,32 +551,32 @@ pub(super) fn flush_remote(
         rkey,
         len,
         placement,
-        whole_region,
-    } = FlushRange::of(unsafe { view.wr.wr.atomic });
+        covers_whole_region: whole_region,
+    } = FlushRange::from_atomic_operands(unsafe { view.wr.wr.atomic });
     if placement & !(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) != 0 || placement == 0 {
-        return Err(refused_result(qp, out, IBV_WC_REM_INV_REQ_ERR));
+        return Err(fail_refused_request(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     // Memory of a process does not survive the process, so no region has this right.
     if placement & IBV_FLUSH_PERSISTENT != 0 {
-        return Err(refused_result(qp, out, IBV_WC_REM_ACCESS_ERR));
+        return Err(fail_refused_request(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
     let (addr, len) = if whole_region {
-        let dest = out.peer.segment.qp(out.dest_index);
+        let dest = out.peer.segment.qp(out.dest_qp_index);
         let domain = || {
-            dest.and_then(|dest| required_pd_number(&out.target(), dest))
+            dest.and_then(|dest| required_pd_number(&out.target_qp(), dest))
                 .unwrap_or(OwningPdOrQp::NO_DOMAIN)
         };
         match sq.peer_regions.get_pinned(qp.nic, &out.peer, rkey, domain) {
             Ok((region, _pin)) => (region.rights.start, region.rights.len),
-            Err(_) => return Err(refused_result(qp, out, IBV_WC_REM_ACCESS_ERR)),
+            Err(_) => return Err(fail_refused_request(qp, out, IBV_WC_REM_ACCESS_ERR)),
         }
     } else {
         (remote_addr, len)
     };
     let access = Access::FlushGlobal;
-    remote_region(
+    authorize_remote_region(
         qp.nic,
-        &out.target(),
+        &out.target_qp(),
         &mut sq.peer_regions,
         (addr, rkey),
         len,
@@ -583,7 +596,7 @@ pub(crate) struct FlushRange {
     /// `IBV_FLUSH_*` of `enum ibv_placement_type`.
     pub(crate) placement: u8,
     /// True if the range is the whole region; `remote_addr` and `len` are then ignored.
-    pub(crate) whole_region: bool,
+    pub(crate) covers_whole_region: bool,
 }
 
 impl FlushRange {
@@ -592,18 +605,18 @@ impl FlushRange {
         ibv_send_wr_wr_atomic {
             remote_addr: self.remote_addr,
             compare_add: self.len,
-            swap: u64::from(self.placement) << 1 | u64::from(self.whole_region),
+            swap: u64::from(self.placement) << 1 | u64::from(self.covers_whole_region),
             rkey: self.rkey,
         }
     }
 
-    pub(super) fn of(operands: ibv_send_wr_wr_atomic) -> Self {
+    pub(super) fn from_atomic_operands(operands: ibv_send_wr_wr_atomic) -> Self {
         Self {
             rkey: operands.rkey,
             remote_addr: operands.remote_addr,
             len: operands.compare_add,
             placement: u8::try_from(operands.swap >> 1).unwrap_or(0),
-            whole_region: operands.swap & 1 != 0,
+            covers_whole_region: operands.swap & 1 != 0,
         }
     }
 }

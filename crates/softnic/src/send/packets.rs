@@ -21,20 +21,20 @@ const MAX_COPIED_PAYLOAD_BYTES: u64 = 256;
 ///
 /// An adapter answers without a processor core. A thread of the peer's process needs one, and waits for it for tens of
 /// milliseconds on a busy host. Lost packets do not wait for the timeout, since the requester probes before.
-const MIN_TIMEOUT_NS: u64 = 4096 << 14;
+const MIN_PACKET_TIMEOUT_NS: u64 = 4096 << 14;
 
 /// Returns the time that an answer by packets may take with this code of `timeout`. `None` means no limit.
 pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
-    ack_timeout_ns(timeout).map(|ns| ns.max(MIN_TIMEOUT_NS))
+    ack_timeout_ns(timeout).map(|ns| ns.max(MIN_PACKET_TIMEOUT_NS))
 }
 
 /// The requester of a connected queue pair that reaches its peer by packets.
 pub(crate) struct ConnectedRequester {
-    machine: RequesterMachine,
-    flow: PacketFlow,
+    state_machine: RequesterMachine,
+    packet_flow: PacketFlow,
     /// Memory of the work requests in flight; the first entry belongs to the request behind `done_requests`.
     wr_memory: VecDeque<WrMemory>,
-    requests_with_dropped_memory: u64,
+    removed_wr_memory_entry_count: u64,
 }
 
 /// The requester's state machine of a transport service.
@@ -60,27 +60,27 @@ enum WrMemory {
 
 impl ConnectedRequester {
     /// Returns the requester of a reliable connection.
-    pub(crate) fn rc(requester: Requester, flow: PacketFlow) -> Self {
+    pub(crate) fn new_rc(requester: Requester, flow: PacketFlow) -> Self {
         Self::new(RequesterMachine::Rc(Box::new(requester)), flow)
     }
 
     /// Returns the requester of an unreliable connection.
-    pub(crate) fn uc(sender: uc::Sender, flow: PacketFlow) -> Self {
+    pub(crate) fn new_uc(sender: uc::Sender, flow: PacketFlow) -> Self {
         Self::new(RequesterMachine::Uc(sender), flow)
     }
 
     fn new(machine: RequesterMachine, flow: PacketFlow) -> Self {
         Self {
-            machine,
-            flow,
+            state_machine: machine,
+            packet_flow: flow,
             wr_memory: VecDeque::new(),
-            requests_with_dropped_memory: 0,
+            removed_wr_memory_entry_count: 0,
         }
     }
 
     /// Returns the number of requests that are done, from the first on.
-    pub(super) fn done_requests(&self) -> u64 {
-        match &self.machine {
+    pub(super) fn done_request_count(&self) -> u64 {
+        match &self.state_machine {
             RequesterMachine::Rc(requester) => requester.done_requests(),
             RequesterMachine::Uc(sender) => sender.done_requests(),
         }
@@ -88,39 +88,39 @@ impl ConnectedRequester {
 
     /// Returns the requester of a reliable connection; `None` on UC.
     pub(super) fn rc_requester(&mut self) -> Option<&mut Requester> {
-        match &mut self.machine {
+        match &mut self.state_machine {
             RequesterMachine::Rc(requester) => Some(requester),
             RequesterMachine::Uc(_) => None,
         }
     }
 
     /// Drops the memory of requests that are done.
-    fn drop_done_memory(&mut self) {
-        let done = self.done_requests();
-        while self.requests_with_dropped_memory < done {
+    fn drop_memory_of_done_requests(&mut self) {
+        let done = self.done_request_count();
+        while self.removed_wr_memory_entry_count < done {
             self.wr_memory.pop_front();
-            self.requests_with_dropped_memory += 1;
+            self.removed_wr_memory_entry_count += 1;
         }
     }
 }
 
 /// The memory of a queue pair's work requests, which its requester addresses by position.
-struct QpMemory<'a> {
+struct QpWrMemory<'a> {
     qp: &'a Qp,
-    local: &'a mut RegionCache,
+    local_regions: &'a mut RegionCache,
     request_memory: &'a VecDeque<WrMemory>,
     /// Number of requests that are done and have no entry in `request_memory`.
-    requests_with_dropped_memory: u64,
+    removed_wr_memory_entry_count: u64,
 }
 
-impl<'a> QpMemory<'a> {
+impl<'a> QpWrMemory<'a> {
     fn memory_at(&self, position: u64) -> Option<&'a WrMemory> {
-        let index = position.checked_sub(self.requests_with_dropped_memory + 1)?;
+        let index = position.checked_sub(self.removed_wr_memory_entry_count + 1)?;
         self.request_memory.get(usize::try_from(index).ok()?)
     }
 }
 
-impl LocalMemory for QpMemory<'_> {
+impl LocalMemory for QpWrMemory<'_> {
     fn read_payload(
         &mut self,
         position: u64,
@@ -136,18 +136,19 @@ impl LocalMemory for QpMemory<'_> {
             }
             Some(WrMemory::Sges(sges)) => {
                 let mut rest = into;
-                let (qp, memory) = (self.qp, &mut *self.local);
-                for_each_piece(sges, offset, rest.len(), |sge| {
+                let (qp, memory) = (self.qp, &mut *self.local_regions);
+                for_each_sge_piece(sges, offset, rest.len(), |sge| {
                     let (part, behind) =
                         std::mem::take(&mut rest).split_at_mut(sge.length as usize);
                     rest = behind;
-                    let (region, at, _pin) = checked_sge(qp.nic, memory, qp.pd_number, sge, false)
-                        .map_err(|_| LocalFault)?;
+                    let (region, at, _pin) =
+                        check_and_pin_sge(qp.nic, memory, qp.pd_number, sge, false)
+                            .map_err(|_| LocalFault)?;
                     if region.is_null() {
                         part.fill(0);
                         return Ok(());
                     }
-                    // SAFETY: `part` is as long as the SGE that `checked_sge` permitted; the region is pinned.
+                    // SAFETY: `part` is as long as the SGE that `check_and_pin_sge` permitted; the region is pinned.
                     unsafe { region.read(at, part.as_mut_ptr()) }.map_err(|MemoryFault| LocalFault)
                 })
             }
@@ -160,13 +161,13 @@ impl LocalMemory for QpMemory<'_> {
             return Err(LocalFault);
         };
         let mut rest = bytes;
-        let (qp, memory) = (self.qp, &mut *self.local);
-        for_each_piece(sges, offset, rest.len(), |sge| {
+        let (qp, memory) = (self.qp, &mut *self.local_regions);
+        for_each_sge_piece(sges, offset, rest.len(), |sge| {
             let (part, behind) = rest.split_at(sge.length as usize);
             rest = behind;
-            let (region, at, _pin) =
-                checked_sge(qp.nic, memory, qp.pd_number, sge, true).map_err(|_| LocalFault)?;
-            // SAFETY: `part` is as long as the SGE that `checked_sge` permitted; the region is pinned.
+            let (region, at, _pin) = check_and_pin_sge(qp.nic, memory, qp.pd_number, sge, true)
+                .map_err(|_| LocalFault)?;
+            // SAFETY: `part` is as long as the SGE that `check_and_pin_sge` permitted; the region is pinned.
             unsafe { region.write(at, part.as_ptr()) }.map_err(|MemoryFault| LocalFault)
         })
     }
@@ -176,7 +177,7 @@ impl LocalMemory for QpMemory<'_> {
 ///
 /// # Errors
 /// The error of `f`, or a fault if the list is shorter than `offset + len`.
-fn for_each_piece(
+fn for_each_sge_piece(
     sges: &[ibv_sge],
     offset: u32,
     len: usize,
@@ -207,7 +208,11 @@ fn for_each_piece(
 }
 
 /// Turns a work request of a connected queue pair into a request by packets.
-pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
+pub(super) fn execute_by_packets(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+) -> ExecutionResult {
     if matches!(view.wr.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
         return bind_or_invalidate_window(qp, view);
     }
@@ -230,7 +235,7 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
         fence: view.wr.send_flags & IBV_SEND_FENCE != 0,
     };
     wire.wr_memory.push_back(memory);
-    let position = match &mut wire.machine {
+    let position = match &mut wire.state_machine {
         RequesterMachine::Rc(requester) => requester.post(request),
         RequesterMachine::Uc(sender) => sender.post(request),
     };
@@ -282,7 +287,7 @@ fn operation_and_memory(
             rkey: atomic_operands.rkey,
             add: atomic_operands.compare_add,
         },
-        _ => flush_of(atomic_operands),
+        _ => flush_operation(atomic_operands),
     };
     let needs_resources = !matches!(
         operation,
@@ -304,26 +309,26 @@ fn operation_and_memory(
         | RequestOperation::FetchAdd { .. }
         | RequestOperation::Read { .. } => WrMemory::Sges(view.sges.into()),
         RequestOperation::Flush { .. } => WrMemory::Bytes(Box::default()),
-        _ => payload(qp, sq, view, len)?,
+        _ => copy_or_reference_payload(qp, sq, view, len)?,
     };
     Ok((operation, memory))
 }
 
 /// Returns the FLUSH that a work request asks for.
-fn flush_of(atomic_operands: ibv_send_wr_wr_atomic) -> RequestOperation {
-    let range = FlushRange::of(atomic_operands);
+fn flush_operation(atomic_operands: ibv_send_wr_wr_atomic) -> RequestOperation {
+    let range = FlushRange::from_atomic_operands(atomic_operands);
     #[allow(clippy::cast_possible_truncation)] // the codes of both, and a length of 32 bits
     RequestOperation::Flush {
         addr: range.remote_addr,
         rkey: range.rkey,
         len: range.len as u32,
         placement: range.placement,
-        selectivity: u8::from(range.whole_region),
+        selectivity: u8::from(range.covers_whole_region),
     }
 }
 
 /// Returns the payload of a work request: a copy, or its checked SGEs.
-fn payload(
+fn copy_or_reference_payload(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
@@ -362,23 +367,23 @@ fn copy_payload(
 
 /// Returns true if a datagram goes by packets.
 pub(super) fn is_by_packets(qp: &Qp, view: &WrView<'_>) -> bool {
-    view.ah.is_some_and(|ah| ah.reached_by_packets) && qp.nic.packet_path.is_open()
+    view.ah.is_some_and(|ah| ah.is_reached_by_packets) && qp.nic.packet_path.is_open()
 }
 
 /// Sends a UD datagram by packet.
 pub(super) fn send_datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
-    let Some((ah, flow)) = view.ah.and_then(|ah| Some((ah, ah.flow?))) else {
+    let Some((ah, flow)) = view.ah.and_then(|ah| Some((ah, ah.packet_flow?))) else {
         return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
     let total: usize = view.sges.iter().map(|s| s.length as usize).sum();
-    if total > UD_MAX_PAYLOAD {
-        return fail_too_long(total as u64, UD_MAX_PAYLOAD as u32);
+    if total > UD_MAX_PAYLOAD_BYTES {
+        return fail_too_long(total as u64, UD_MAX_PAYLOAD_BYTES as u32);
     }
     debug_assert!(ah.multicast_group.is_none());
     // SAFETY: members of the unions for UD and immediates; plain integers.
     let (ud, imm) = unsafe { (view.wr.wr.ud, view.wr.imm.imm_data) };
     let with_imm = view.wr.opcode == IBV_WR_SEND_WITH_IMM;
-    let mut payload = [0; UD_MAX_PAYLOAD];
+    let mut payload = [0; UD_MAX_PAYLOAD_BYTES];
     let payload = &mut payload[..total];
     if let Err(status) = copy_payload(qp, sq, view, payload) {
         return ExecutionResult::Failed(status);
@@ -414,9 +419,9 @@ pub(super) fn send_datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> E
     sq.datagram_psn = sq.datagram_psn.wrapping_add(1);
     qp.nic
         .packet_path
-        .enqueue_one(qp.qpn, &flow, |bytes| packet.emit(bytes));
+        .enqueue_packet(qp.qpn, &flow, |bytes| packet.emit(bytes));
     let counters = &qp.nic.packet_path.counters;
-    counters.add(qp.port_number(), Counter::Sends, 1);
+    counters.add(qp.host_wide_port_number(), Counter::Sends, 1);
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     ExecutionResult::Done(len)
@@ -426,38 +431,38 @@ pub(super) fn send_datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> E
 #[cold]
 pub(super) fn transmit_posted(qp: &Qp, sq: &mut SendQueue) {
     if sq.packet_requester.is_some() && !sq.is_flushed() {
-        transmit(qp, sq, now_ns());
+        transmit_due_packets(qp, sq, now_ns());
         qp.enqueue_owed_acknowledgement();
     }
     qp.nic
         .packet_path
-        .flush_or_hold_back_after_post(&qp.nic.engine_ticks_on);
+        .send_or_hold_back_after_post(&qp.nic.is_engine_ticking);
 }
 
 /// Transmits the packets that the requester may send now, and collects its counts.
-fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
+fn transmit_due_packets(qp: &Qp, sq: &mut SendQueue, now: u64) {
     let SendQueue {
         packet_requester: wire,
         local_regions: local,
         ..
     } = sq;
     let Some(wire) = wire else { return };
-    let mut memory = QpMemory {
+    let mut memory = QpWrMemory {
         qp,
-        local,
+        local_regions: local,
         request_memory: &wire.wr_memory,
-        requests_with_dropped_memory: wire.requests_with_dropped_memory,
+        removed_wr_memory_entry_count: wire.removed_wr_memory_entry_count,
     };
-    let machine = &mut wire.machine;
+    let machine = &mut wire.state_machine;
     qp.nic
         .packet_path
-        .enqueue_packets(qp.qpn, &wire.flow, |packet| match machine {
+        .enqueue_packets(qp.qpn, &wire.packet_flow, |packet| match machine {
             RequesterMachine::Rc(requester) => requester.transmit(now, &mut memory, packet),
             RequesterMachine::Uc(sender) => sender.transmit(&mut memory, packet),
         });
     let counters = &qp.nic.packet_path.counters;
-    counters.add_qp_counts(|| qp.port_number(), wire.machine.counts());
-    wire.drop_done_memory();
+    counters.add_qp_counts(|| qp.host_wide_port_number(), wire.state_machine.counts());
+    wire.drop_memory_of_done_requests();
 }
 
 /// Processes the answer to a request of `qp`, or a congestion notification.
@@ -477,16 +482,16 @@ pub(crate) fn process_answer_or_congestion_notice(
         ..
     } = &mut *sq;
     let wire = wire.as_mut().ok_or(DropReason::NotReady)?;
-    if !arrival.is_from_peer(&wire.flow) {
+    if !arrival.is_from_peer(&wire.packet_flow) {
         return Err(DropReason::WrongSource);
     }
-    let mut memory = QpMemory {
+    let mut memory = QpWrMemory {
         qp,
-        local,
+        local_regions: local,
         request_memory: &wire.wr_memory,
-        requests_with_dropped_memory: wire.requests_with_dropped_memory,
+        removed_wr_memory_entry_count: wire.removed_wr_memory_entry_count,
     };
-    if let RequesterMachine::Rc(requester) = &mut wire.machine {
+    if let RequesterMachine::Rc(requester) = &mut wire.state_machine {
         requester.receive(now, packet, &mut memory);
     }
     Ok(())
@@ -500,10 +505,10 @@ pub(crate) fn transmit_after_answers(qp: &Qp, now: u64) {
     let mut sq = qp.sq.lock();
     // A WR that failed at this end stops the queue. The requests in front of it are repeated until they are done.
     if !sq.is_flushed() {
-        transmit(qp, &mut sq, now);
+        transmit_due_packets(qp, &mut sq, now);
     } else if let Some(wire) = &mut sq.packet_requester {
         let counters = &qp.nic.packet_path.counters;
-        counters.add_qp_counts(|| qp.port_number(), wire.machine.counts());
+        counters.add_qp_counts(|| qp.host_wide_port_number(), wire.state_machine.counts());
     }
     drop(sq);
     qp.send_cq.complete_finished_sends_into_buffer(qp);
@@ -515,38 +520,38 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     };
     let now = now_ns();
-    if let RequesterMachine::Rc(requester) = &mut wire.machine
+    if let RequesterMachine::Rc(requester) = &mut wire.state_machine
         && requester.next_timer_ns().is_some_and(|at| at <= now)
     {
         requester.apply_expired_timers(now, qp.nic.packet_path.delivered_until_ns());
-        transmit(qp, sq, now);
-        qp.nic.packet_path.flush();
+        transmit_due_packets(qp, sq, now);
+        qp.nic.packet_path.send_enqueued();
     }
     let Some(wire) = &mut sq.packet_requester else {
         return false;
     };
-    wire.drop_done_memory();
-    let done = wire.done_requests();
-    let failure = match &wire.machine {
+    wire.drop_memory_of_done_requests();
+    let done = wire.done_request_count();
+    let failure = match &wire.state_machine {
         RequesterMachine::Rc(requester) => requester.failure(),
         RequesterMachine::Uc(sender) => sender.failure(),
     };
     move_consumed_to_finished_or_fail(qp, sq, done);
-    if sq.pending.is_empty() {
+    if sq.pending_wqes.is_empty() {
         return false;
     }
     if let Some(failure) = failure {
         // The responder's cause is not known here: a NAK has no room for it.
         let cause = matches!(failure, RequestFailure::RetryExceeded)
             .then_some(FailureCause::NoAcknowledgement);
-        fail_qp_for_oldest_wr(qp, sq, status_of(failure), cause);
+        fail_qp_for_oldest_wr(qp, sq, wc_status_of_failure(failure), cause);
         return false;
     }
     true
 }
 
 /// Returns the status of a work request that has failed with `failure`.
-fn status_of(failure: RequestFailure) -> ibv_wc_status {
+fn wc_status_of_failure(failure: RequestFailure) -> ibv_wc_status {
     match failure {
         RequestFailure::LocalProtection => IBV_WC_LOC_PROT_ERR,
         RequestFailure::BadResponse => IBV_WC_BAD_RESP_ERR,

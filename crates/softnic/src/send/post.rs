@@ -14,7 +14,7 @@ pub(crate) unsafe fn post_send(
 ) -> i32 {
     let mut sq = qp.sq.lock();
     // SAFETY: contract of this function.
-    unsafe { post_list::<false, false>(qp, &mut sq, wr, bad_wr) }
+    unsafe { post_send_list::<false, false>(qp, &mut sq, wr, bad_wr) }
 }
 
 /// [`post_send`] on a queue pair that sends to XRC shared receive queues.
@@ -29,7 +29,7 @@ pub(crate) unsafe fn post_send_xrc(
 ) -> i32 {
     let mut sq = qp.sq.lock();
     // SAFETY: contract of this function.
-    unsafe { post_list::<true, false>(qp, &mut sq, wr, bad_wr) }
+    unsafe { post_send_list::<true, false>(qp, &mut sq, wr, bad_wr) }
 }
 
 /// [`post_send`] under a fault plan.
@@ -45,10 +45,10 @@ pub(crate) unsafe fn post_send_under_faults(
     let mut sq = qp.sq.lock();
     // SAFETY: contract of this function.
     unsafe {
-        if matches!(qp.xrc, XrcRole::Send) {
-            post_list::<true, true>(qp, &mut sq, wr, bad_wr)
+        if matches!(qp.xrc_role, XrcRole::Send) {
+            post_send_list::<true, true>(qp, &mut sq, wr, bad_wr)
         } else {
-            post_list::<false, true>(qp, &mut sq, wr, bad_wr)
+            post_send_list::<false, true>(qp, &mut sq, wr, bad_wr)
         }
     }
 }
@@ -57,18 +57,18 @@ pub(crate) unsafe fn post_send_under_faults(
 ///
 /// # Safety
 /// As for [`post_send`].
-pub(crate) unsafe fn post_send_all<const XRC: bool, const FAULTS: bool>(
+pub(crate) unsafe fn post_send_all_or_none<const XRC: bool, const FAULTS: bool>(
     qp: &Qp,
     wr: *mut ibv_send_wr,
     count: usize,
 ) -> i32 {
     let mut sq = qp.sq.lock();
-    if sq.max_wr - (sq.posted_wrs - sq.freed_wrs) < count as u64 {
+    if sq.max_wr - (sq.posted_wr_count - sq.freed_wr_count) < count as u64 {
         return libc::ENOMEM;
     }
     let bad_wr = std::ptr::null_mut();
     // SAFETY: contract of this function.
-    unsafe { post_list::<XRC, FAULTS>(qp, &mut sq, wr, bad_wr) }
+    unsafe { post_send_list::<XRC, FAULTS>(qp, &mut sq, wr, bad_wr) }
 }
 
 /// Posts a list of WRs to a send queue that the caller has locked.
@@ -76,7 +76,7 @@ pub(crate) unsafe fn post_send_all<const XRC: bool, const FAULTS: bool>(
 /// # Safety
 /// As for [`post_send`].
 #[inline(always)]
-unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
+unsafe fn post_send_list<const XRC: bool, const FAULTS: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
     mut wr: *mut ibv_send_wr,
@@ -84,7 +84,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
 ) -> i32 {
     let state = qp.state();
     let mut result = 0;
-    let held_back = !sq.deferred.is_empty();
+    let held_back = !sq.deferred_wrs.is_empty();
     let ordered_before = sq.last_ordered_write_end;
     if !matches!(
         state,
@@ -99,10 +99,10 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
                 && !FAULTS
                 && state == QpState::Rts
                 && !sq.is_stopped_by_failure
-                && sq.deferred.is_empty()
+                && sq.deferred_wrs.is_empty()
             {
                 // SAFETY: as above; not null.
-                wr = unsafe { burst::execute_run(qp, sq, wr) };
+                wr = unsafe { run_fast_path::execute_run(qp, sq, wr) };
             }
             // SAFETY: as above.
             let Some(this) = (unsafe { wr.as_ref() }) else {
@@ -112,7 +112,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
                 note_xrc_srq(sq, this);
             }
             // SAFETY: as above.
-            if let Err(errno) = unsafe { post_one::<FAULTS>(qp, sq, this, state) } {
+            if let Err(errno) = unsafe { post_one_send::<FAULTS>(qp, sq, this, state) } {
                 result = errno;
                 break;
             }
@@ -130,7 +130,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     }
     // The work is stored before the receiver can see any message. The receiver may answer, and our engine check this
     // word, before this thread continues. An engine that found no work would sleep, and nothing would wake it again.
-    let work = sq.poll_work();
+    let work = sq.work_for_next_poll();
     if qp.send_poll_work.load(Ordering::Relaxed) != work as u8 {
         qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
@@ -138,7 +138,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     if work != SendWork::None && qp.send_cq.is_armed() {
         publish_before_sleep(qp, sq);
     }
-    if (!held_back && !sq.deferred.is_empty())
+    if (!held_back && !sq.deferred_wrs.is_empty())
         || sq.packet_requester.is_some()
         || sq.last_ordered_write_end != ordered_before
     {
@@ -154,13 +154,13 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
 /// # Safety
 /// As for [`post_send`].
 #[inline(never)]
-unsafe fn post_one<const FAULTS: bool>(
+unsafe fn post_one_send<const FAULTS: bool>(
     qp: &Qp,
     sq: &mut SendQueue,
     wr: &ibv_send_wr,
     state: QpState,
 ) -> Result<(), i32> {
-    if sq.posted_wrs - sq.freed_wrs >= sq.max_wr {
+    if sq.posted_wr_count - sq.freed_wr_count >= sq.max_wr {
         return Err(libc::ENOMEM);
     }
     if qp.accepted_wr_opcodes.checked_shr(wr.opcode).unwrap_or(0) & 1 == 0 {
@@ -191,10 +191,10 @@ unsafe fn post_one<const FAULTS: bool>(
     if inline {
         let total: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
         // The 8 bytes of an atomic write are in the work request itself, whatever `max_inline_data` is.
-        let fits = (total <= sq.max_inline as u64 && carries_payload(wr.opcode))
+        let fits = (total <= sq.max_inline_bytes as u64 && carries_payload(wr.opcode))
             || (wr.opcode == IBV_WR_ATOMIC_WRITE && total == 8);
         if !fits {
-            let max = sq.max_inline;
+            let max = sq.max_inline_bytes;
             return Err(why::einval_because(|| {
                 format!("IBV_SEND_INLINE with {total} bytes, and max_inline_data is {max}")
             }));
@@ -223,15 +223,15 @@ unsafe fn post_one<const FAULTS: bool>(
         sges,
         gathered_payload: None,
         ah,
-        bind,
-        message_follows: wr.opcode == IBV_WR_RDMA_WRITE
-            && sq.pending.has_wrs_left_to_receiver()
+        bind_request: bind,
+        is_followed_by_message: wr.opcode == IBV_WR_RDMA_WRITE
+            && sq.pending_wqes.has_wrs_left_to_receiver()
             // SAFETY: contract of this function.
             && unsafe { does_message_follow_soon(wr) },
     };
-    let seq = sq.posted_wrs;
-    sq.posted_wrs += 1;
-    sq.traffic.exclude_wr();
+    let seq = sq.posted_wr_count;
+    sq.posted_wr_count += 1;
+    sq.unpublished_traffic.exclude_wr();
     let signaled = sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
     if sq.is_stopped_by_failure || state == QpState::Err {
         sq.is_stopped_by_failure = true;
@@ -243,24 +243,24 @@ unsafe fn post_one<const FAULTS: bool>(
             ..SendWqe::default()
         };
         // Completions keep the order of the WRs, so a flushed WR may wait behind a pending SEND.
-        if !sq.deferred.is_empty() {
+        if !sq.deferred_wrs.is_empty() {
             // SAFETY: as above.
-            unsafe { defer(qp, sq, &view, seq, None) };
-        } else if sq.pending.is_empty() {
+            unsafe { defer_wr(qp, sq, &view, seq, None) };
+        } else if sq.pending_wqes.is_empty() {
             sq.finished_wrs.push(flushed);
         } else {
-            sq.pending.push(flushed);
+            sq.pending_wqes.push(flushed);
         }
         return Ok(());
     }
     let fault = if FAULTS {
-        planned_fault(qp, &view)
+        decide_wr_fault(qp, &view)
     } else {
         None
     };
-    if !sq.deferred.is_empty() || state == QpState::Sqd {
+    if !sq.deferred_wrs.is_empty() || state == QpState::Sqd {
         // SAFETY: as above.
-        unsafe { defer(qp, sq, &view, seq, fault) };
+        unsafe { defer_wr(qp, sq, &view, seq, fault) };
         return Ok(());
     }
     if FAULTS {
@@ -273,15 +273,15 @@ unsafe fn post_one<const FAULTS: bool>(
             }
             Some(WorkRequestFault::ReceiverNotReady(_)) => {
                 // SAFETY: as above.
-                unsafe { defer(qp, sq, &view, seq, fault) };
+                unsafe { defer_wr(qp, sq, &view, seq, fault) };
                 return Ok(());
             }
         }
     }
-    match execute(qp, sq, &view) {
-        ExecutionResult::Later => {
+    match execute_wr(qp, sq, &view) {
+        ExecutionResult::NotPossibleYet => {
             // SAFETY: as above.
-            unsafe { defer(qp, sq, &view, seq, None) };
+            unsafe { defer_wr(qp, sq, &view, seq, None) };
         }
         outcome => record_result(qp, sq, wr, seq, signaled, &outcome),
     }
@@ -293,7 +293,7 @@ unsafe fn post_one<const FAULTS: bool>(
 /// # Safety
 /// As for [`post_send`]; `view` is of one of its WRs.
 #[cold]
-unsafe fn defer(
+unsafe fn defer_wr(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
@@ -303,7 +303,7 @@ unsafe fn defer(
     // SAFETY: `post_one` has checked the handle.
     let ah = unsafe { Ah::retain_for_wr(view.wr, view.ah.is_some()) };
     let payload = read_payload_now_if_reusable(qp, &mut sq.local_regions, view);
-    sq.deferred.push_back(DeferredWr {
+    sq.deferred_wrs.push_back(DeferredWr {
         wr: *view.wr,
         sges: view.sges.to_vec(),
         early_payload: payload,
@@ -311,11 +311,11 @@ unsafe fn defer(
         retry_wait: WaitTimer::NOT_WAITING,
         wake_after_ns: UNRELIABLE_WAKE_AFTER_NS,
         ah,
-        bind: view.bind,
+        bind_request: view.bind_request,
         fault,
     });
     if let Some(out) = &sq.peer_ring {
-        out.tell_receiver_of_deferred(qp.nic, true);
+        out.tell_receiver_of_deferred_wrs(qp.nic, true);
     }
 }
 
@@ -334,8 +334,8 @@ fn read_payload_now_if_reusable(
     let most = match qp.qp_type {
         // `post_one` has checked the length against `max_inline_data`.
         _ if view.wr.send_flags & IBV_SEND_INLINE != 0 => u64::MAX,
-        QpType::Ud => UD_MAX_PAYLOAD as u64,
-        QpType::RawPacket => raw::MAX_FRAME as u64,
+        QpType::Ud => UD_MAX_PAYLOAD_BYTES as u64,
+        QpType::RawPacket => raw::MAX_FRAME_BYTES as u64,
         _ => return None,
     };
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();

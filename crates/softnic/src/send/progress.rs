@@ -22,14 +22,14 @@ pub(crate) fn complete_finished_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let mut sq = qp.sq.lock();
     let sq = &mut *sq;
     let mut waiting = false;
-    if !sq.pending.is_empty() {
-        waiting |= complete_consumed(qp, sq, sink);
+    if !sq.pending_wqes.is_empty() {
+        waiting |= complete_consumed_wrs(qp, sq, sink);
     }
-    if !sq.deferred.is_empty() {
-        waiting |= retry_deferred(qp, sq);
+    if !sq.deferred_wrs.is_empty() {
+        waiting |= retry_deferred_wrs(qp, sq);
     }
     if !sq.finished_wrs.is_empty() {
-        let mut freed = sq.freed_wrs;
+        let mut freed = sq.freed_wr_count;
         let after_buffered = &mut sq.freed_wrs_after_buffered_completions;
         sq.finished_wrs.pop_while(|wqe| {
             let wanted = !sink.is_full();
@@ -38,18 +38,21 @@ pub(crate) fn complete_finished_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
             }
             wanted
         });
-        sq.freed_wrs = freed;
+        sq.freed_wr_count = freed;
     }
     if sq.wants_drained_event {
         if sq.take_due_drained_event() {
-            qp.raise(IBV_EVENT_SQ_DRAINED);
+            qp.raise_event(IBV_EVENT_SQ_DRAINED);
         } else {
             waiting = true;
         }
     }
     qp.send_poll_work
-        .store(sq.poll_work() as u8, Ordering::Relaxed);
-    if sq.traffic.is_publication_due(sq.posted_wrs) {
+        .store(sq.work_for_next_poll() as u8, Ordering::Relaxed);
+    if sq
+        .unpublished_traffic
+        .is_publication_due(sq.posted_wr_count)
+    {
         publish_traffic(qp, sq);
     }
     waiting
@@ -59,16 +62,26 @@ pub(crate) fn complete_finished_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn publish_traffic(qp: &Qp, sq: &mut SendQueue) {
-    let peer = sq.peer_ring.as_ref().and_then(OutRing::dest_port_id);
-    let open = |name| qp.nic.traffic.traffic_of_port(qp.nic.fabric.dir(), name);
-    sq.traffic.publish(sq.posted_wrs, peer, open);
+    let peer = sq
+        .peer_ring
+        .as_ref()
+        .and_then(OutboundShmRing::dest_port_id);
+    let open = |name| {
+        qp.nic
+            .traffic_counters
+            .open_traffic_counters_of_port(qp.nic.fabric.dir(), name)
+    };
+    sq.unpublished_traffic
+        .publish_to_port_counters(sq.posted_wr_count, peer, open);
 }
 
 /// [`publish_traffic`] for a thread that does not have the lock of the send queue, and only if no other thread has it.
 #[cold]
 pub(crate) fn publish_traffic_if_send_queue_free(qp: &Qp) {
     if let Some(mut sq) = qp.sq.lock_if_biased_to_this_thread()
-        && sq.traffic.is_publication_due_before_sleep(sq.posted_wrs)
+        && sq
+            .unpublished_traffic
+            .is_publication_due_before_sleep(sq.posted_wr_count)
     {
         publish_traffic(qp, &mut sq);
     }
@@ -82,7 +95,10 @@ pub(super) fn count_request_traffic(
     to: DestinationPort,
 ) {
     let len = view.sges.iter().map(|sge| u64::from(sge.length)).sum();
-    if sq.traffic.count_request(view.wr.opcode, len, to) {
+    if sq
+        .unpublished_traffic
+        .count_request(view.wr.opcode, len, to)
+    {
         publish_traffic(qp, sq);
     }
 }
@@ -119,7 +135,7 @@ fn push_completion(
 /// Makes completions of the WRs that the receiver has consumed. Those for which `sink` has no room move from pending to
 /// ready.
 #[inline]
-fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
+fn complete_consumed_wrs(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
     let Some(out) = &mut sq.peer_ring else {
         if sq.packet_requester.is_some() {
             return packets::retransmit_and_complete(qp, sq);
@@ -131,24 +147,24 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
         fail_qp_for_oldest_wr(qp, sq, IBV_WC_REM_OP_ERR, None);
         return false;
     };
-    while let Some(front) = sq.pending.front() {
+    while let Some(front) = sq.pending_wqes.front() {
         if front.status != SUCCESS_BYTE {
             let status = front.status.into();
             let cause = sq.failure_cause.take();
             fail_qp_for_oldest_wr(qp, sq, status, cause);
             return false;
         }
-        if front.ring_end > consumed {
+        if front.ring_end_position > consumed {
             // A receiver that only polls its memory executes no WRITE; its engine has to.
             return handle_unfinished_front(qp, sq) | (sq.last_ordered_write_end > consumed);
         }
         let wqe = *front;
-        sq.pending.drop_front(&wqe);
-        sq.peer_silence.end_wait();
+        sq.pending_wqes.drop_front(&wqe);
+        sq.peer_silence_wait.end_wait();
         if wqe.signaled {
             if sq.finished_wrs.is_empty() && !sink.is_full() {
                 let freed = (
-                    &mut sq.freed_wrs,
+                    &mut sq.freed_wr_count,
                     &mut sq.freed_wrs_after_buffered_completions,
                 );
                 push_completion(qp, freed, &wqe, sink);
@@ -165,7 +181,7 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
 pub(crate) fn free_place_of_polled_completion(qp: &Qp) {
     let mut sq = qp.sq.lock();
     if let Some(freed) = sq.freed_wrs_after_buffered_completions.pop_front() {
-        sq.freed_wrs = sq.freed_wrs.max(freed);
+        sq.freed_wr_count = sq.freed_wr_count.max(freed);
     }
 }
 
@@ -177,7 +193,7 @@ pub(super) fn move_consumed_to_finished_or_fail(
     consumed: u64,
 ) -> bool {
     move_consumed_to_finished(sq, consumed);
-    if let Some(front) = sq.pending.front()
+    if let Some(front) = sq.pending_wqes.front()
         && front.status != SUCCESS_BYTE
     {
         let status = front.status.into();
@@ -190,11 +206,11 @@ pub(super) fn move_consumed_to_finished_or_fail(
 /// Moves the WRs whose records lie before `consumed` to ready, up to a failed WR.
 #[inline]
 pub(super) fn move_consumed_to_finished(sq: &mut SendQueue, consumed: u64) {
-    while let Some(&front) = sq.pending.front() {
-        if front.status != SUCCESS_BYTE || front.ring_end > consumed {
+    while let Some(&front) = sq.pending_wqes.front() {
+        if front.status != SUCCESS_BYTE || front.ring_end_position > consumed {
             return;
         }
-        sq.pending.drop_front(&front);
+        sq.pending_wqes.drop_front(&front);
         if front.signaled {
             sq.finished_wrs.push(front);
         }
@@ -229,14 +245,14 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
     let answering = out
         .peer
         .segment
-        .qp(out.dest_index)
+        .qp(out.dest_qp_index)
         .is_some_and(|d| is_same_ready_qp(d, out.dest_epoch, qp.qpn));
     if out.peer.is_dead() {
         // Records that the peer took before it ended count, even if it took them after the read above.
         if let Ok(consumed) = out.ring_producer.refresh_consumer_head() {
             move_consumed_to_finished_or_fail(qp, sq, consumed);
         }
-        if sq.pending.is_empty() {
+        if sq.pending_wqes.is_empty() {
             return false;
         }
         if qp.qp_type != QpType::Rc {
@@ -252,7 +268,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if answering {
-        sq.peer_silence.end_wait();
+        sq.peer_silence_wait.end_wait();
         return false;
     }
     if qp.qp_type != QpType::Rc {
@@ -260,7 +276,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if has_retry_time_passed(qp, sq) {
-        let cause = why_silent(qp, sq);
+        let cause = why_peer_is_silent(qp, sq);
         fail_qp_for_oldest_wr(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
         return false;
     }
@@ -269,52 +285,52 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
 
 /// Tries the deferred WRs again, in order. Returns true if one of them has to wait on.
 #[cold]
-pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
+pub(super) fn retry_deferred_wrs(qp: &Qp, sq: &mut SendQueue) -> bool {
     // After a failure no WR is executed. Deferred WRs are flushed as soon as the failed WR completes.
     if qp.state() == QpState::Sqd || sq.is_stopped_by_failure {
         return false;
     }
-    while let Some(mut d) = sq.deferred.pop_front() {
+    while let Some(mut d) = sq.deferred_wrs.pop_front() {
         let view = WrView {
             wr: &d.wr,
             sges: &d.sges,
             gathered_payload: d.early_payload.as_deref(),
             ah: d.ah.as_deref(),
-            bind: d.bind,
-            message_follows: d.wr.opcode == IBV_WR_RDMA_WRITE
+            bind_request: d.bind_request,
+            is_followed_by_message: d.wr.opcode == IBV_WR_RDMA_WRITE
                 && sq
-                    .deferred
+                    .deferred_wrs
                     .iter()
                     .take(LOOK_AHEAD_WRS)
                     .any(|d| needs_receiver_to_take_record(d.wr.opcode)),
         };
-        if matches!(qp.xrc, XrcRole::Send) {
+        if matches!(qp.xrc_role, XrcRole::Send) {
             note_xrc_srq(sq, &d.wr);
         }
         let mut outcome = match d.fault {
-            None => execute(qp, sq, &view),
+            None => execute_wr(qp, sq, &view),
             Some(fault) => match apply_fault(qp, fault, d.retry_wait.start_or_elapsed_ns(now_ns()))
             {
                 FaultEffect::Wait => {
-                    sq.deferred.push_front(d);
+                    sq.deferred_wrs.push_front(d);
                     return true;
                 }
                 FaultEffect::Done(outcome) => outcome,
                 FaultEffect::ExecuteNow => {
                     d.retry_wait.end_wait();
                     d.fault = None;
-                    execute(qp, sq, &view)
+                    execute_wr(qp, sq, &view)
                 }
             },
         };
-        if matches!(outcome, ExecutionResult::Later) && qp.qp_type != QpType::Rc {
+        if matches!(outcome, ExecutionResult::NotPossibleYet) && qp.qp_type != QpType::Rc {
             let now = now_ns();
             let waited = d.retry_wait.start_or_elapsed_ns(now);
             if waited >= UNRELIABLE_DROP_AFTER_NS {
                 outcome = if may_have_many_receivers(qp, &d) {
                     // The other receivers get the datagram.
                     ud::stop_waiting_for_room(sq);
-                    execute(qp, sq, &view)
+                    execute_wr(qp, sq, &view)
                 } else {
                     if qp.qp_type == QpType::Ud {
                         ud::stop_waiting_for_receiver(qp, sq, &view);
@@ -326,8 +342,8 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
                 wake_receivers_of_deferred_wr(qp, sq, &d);
             }
         }
-        if matches!(outcome, ExecutionResult::Later) {
-            sq.deferred.push_front(d);
+        if matches!(outcome, ExecutionResult::NotPossibleYet) {
+            sq.deferred_wrs.push_front(d);
             publish_rings_and_transmit_packets(qp, sq);
             return true;
         }
@@ -339,11 +355,11 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
     }
     publish_rings_and_transmit_packets(qp, sq);
     if let Some(out) = &sq.peer_ring {
-        out.tell_receiver_of_deferred(qp.nic, false);
+        out.tell_receiver_of_deferred_wrs(qp.nic, false);
     }
     if qp.send_cq.is_armed() {
         // The receiver may neither poll nor wait, and the sender sleeps.
-        wake_receiver_of_pending(qp, sq);
+        wake_receiver_of_pending_wrs(qp, sq);
     }
     false
 }
@@ -363,9 +379,9 @@ pub(crate) fn send_waiting_multi_receiver_datagrams(qp: &Qp) {
     loop {
         {
             let mut sq = qp.sq.lock();
-            let front = sq.deferred.front();
+            let front = sq.deferred_wrs.front();
             if !front.is_some_and(|d| may_have_many_receivers(qp, d))
-                || !retry_deferred(qp, &mut sq)
+                || !retry_deferred_wrs(qp, &mut sq)
             {
                 return;
             }
@@ -386,10 +402,10 @@ pub(crate) fn wake_awaited_peer(qp: &Qp) {
     let Some(mut sq) = qp.sq.try_lock_unless_in_steady_use() else {
         return;
     };
-    if let Some(d) = sq.deferred.front() {
+    if let Some(d) = sq.deferred_wrs.front() {
         wake_receivers_of_deferred_wr(qp, &sq, d);
     } else {
-        wake_receiver_of_pending(qp, &mut sq);
+        wake_receiver_of_pending_wrs(qp, &mut sq);
     }
 }
 
@@ -417,9 +433,9 @@ fn wake_receivers_of_deferred_wr(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
 
 /// Returns the fault that the fault plan prescribes for a work request.
 #[cold]
-pub(super) fn planned_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkRequestFault> {
+pub(super) fn decide_wr_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkRequestFault> {
     let peer_qpn = if qp.qp_type.is_connected() {
-        qp.shared().dest_qpn.load(Ordering::Relaxed)
+        qp.shared_state().dest_qpn.load(Ordering::Relaxed)
     } else if qp.qp_type == QpType::Ud {
         // SAFETY: the union's member for UD; a plain integer.
         unsafe { view.wr.wr.ud.remote_qpn }

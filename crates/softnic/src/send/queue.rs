@@ -30,7 +30,10 @@ impl<T: Copy + Default> FixedFifo<T> {
     /// Returns an empty queue, or `None` if there is no memory for it.
     pub(super) fn new(capacity: usize) -> Option<Self> {
         Some(Self {
-            items: crate::filled::try_boxed_slice(T::default(), capacity.next_power_of_two())?,
+            items: crate::fallible_alloc::try_boxed_slice(
+                T::default(),
+                capacity.next_power_of_two(),
+            )?,
             head: 0,
             tail: 0,
         })
@@ -70,7 +73,7 @@ impl<T: Copy + Default> FixedFifo<T> {
 pub(super) struct SendWqe {
     pub(super) wr_id: u64,
     /// Position of the ring up to which the receiver must have consumed; 0 if the WR is done already.
-    pub(super) ring_end: u64,
+    pub(super) ring_end_position: u64,
     /// Sequence number of the WR, in the order of posting.
     pub(super) seq: u64,
     /// The completion's byte length, or its `vendor_err` if the WR failed: a completion in error has no length.
@@ -114,7 +117,7 @@ impl SendWqe {
     #[inline(always)]
     pub(super) fn pending_counts(&self) -> u64 {
         let is_in_order = self.opcode == code_as_byte(IBV_WC_SEND) || self.ordered_write_count != 0;
-        u64::from(self.signaled) | u64::from(self.ring_end != 0 && is_in_order) << 32
+        u64::from(self.signaled) | u64::from(self.ring_end_position != 0 && is_in_order) << 32
     }
 }
 
@@ -182,7 +185,7 @@ pub(super) struct DeferredWr {
     /// Time in nanoseconds that the WR has waited when the receiver is woken next.
     pub(super) wake_after_ns: u64,
     pub(super) ah: Option<Arc<Ah>>,
-    pub(super) bind: Option<BindRequest>,
+    pub(super) bind_request: Option<BindRequest>,
     /// The fault that the fault plan prescribes for this WR.
     pub(super) fault: Option<WorkRequestFault>,
 }
@@ -194,33 +197,33 @@ unsafe impl Send for DeferredWr {}
 pub(crate) struct SendQueue {
     /// Number of WRs posted, and number of WRs whose places are free again. A place is freed when a completion of its
     /// WR or of a later one has been polled (`ibv_post_send(3)`).
-    pub(super) posted_wrs: u64,
-    pub(super) freed_wrs: u64,
-    /// The values of `freed_wrs` that come into force when the program takes completions from the buffer of the
+    pub(super) posted_wr_count: u64,
+    pub(super) freed_wr_count: u64,
+    /// The values of `freed_wr_count` that come into force when the program takes completions from the buffer of the
     /// completion queue: one for each completion there, in their order.
     pub(super) freed_wrs_after_buffered_completions: VecDeque<u64>,
     pub(super) max_wr: u64,
     pub(super) max_sge: usize,
-    pub(super) max_inline: usize,
+    pub(super) max_inline_bytes: usize,
     pub(super) sq_sig_all: bool,
-    pub(super) traffic: UnpublishedTraffic,
-    pub(super) pending: PendingWqes,
+    pub(super) unpublished_traffic: UnpublishedTraffic,
+    pub(super) pending_wqes: PendingWqes,
     pub(super) finished_wrs: FixedFifo<SendWqe>,
-    pub(super) deferred: VecDeque<DeferredWr>,
+    pub(super) deferred_wrs: VecDeque<DeferredWr>,
     /// RC and UC by shared memory: the ring to the peer.
-    pub(super) peer_ring: Option<OutRing>,
+    pub(super) peer_ring: Option<OutboundShmRing>,
     /// RC and UC by packets: the requests to the peer.
     pub(super) packet_requester: Option<Box<ConnectedRequester>>,
     /// PSN of the next datagram.
     pub(super) datagram_psn: u32,
     /// UD: rings by destination.
-    pub(super) ud: UdRings,
+    pub(super) ud_rings: UdRings,
     /// The state that a raw packet queue pair needs to send.
-    pub(super) raw: Option<Box<raw::RawQpState>>,
+    pub(super) raw_qp_state: Option<Box<raw::RawQpState>>,
     pub(super) local_regions: RegionCache,
     pub(super) peer_regions: RegionCache,
     /// Time since the peer of a reliable queue pair was first found not to answer.
-    pub(super) peer_silence: WaitTimer,
+    pub(super) peer_silence_wait: WaitTimer,
     /// Position of the ring behind the last WRITE that was left to the receiver.
     pub(super) last_ordered_write_end: u64,
     /// The cause of the failure of the failed WR in `pending`.
@@ -235,28 +238,28 @@ impl SendQueue {
     pub(crate) fn new(cap: &ibv_qp_cap, sq_sig_all: bool) -> Option<Self> {
         let depth = cap.max_send_wr.max(1) as usize;
         Some(Self {
-            posted_wrs: 0,
-            freed_wrs: 0,
+            posted_wr_count: 0,
+            freed_wr_count: 0,
             freed_wrs_after_buffered_completions: VecDeque::new(),
             max_wr: u64::from(cap.max_send_wr),
             max_sge: cap.max_send_sge as usize,
-            max_inline: cap.max_inline_data as usize,
+            max_inline_bytes: cap.max_inline_data as usize,
             sq_sig_all,
-            traffic: UnpublishedTraffic::new(),
-            pending: PendingWqes {
+            unpublished_traffic: UnpublishedTraffic::new(),
+            pending_wqes: PendingWqes {
                 wqes: FixedFifo::new(depth)?,
                 packed_counts: 0,
             },
             finished_wrs: FixedFifo::new(depth)?,
-            deferred: VecDeque::new(),
+            deferred_wrs: VecDeque::new(),
             peer_ring: None,
             packet_requester: None,
             datagram_psn: 0,
-            ud: UdRings::default(),
-            raw: None,
+            ud_rings: UdRings::default(),
+            raw_qp_state: None,
             local_regions: RegionCache::new(),
             peer_regions: RegionCache::new(),
-            peer_silence: WaitTimer::NOT_WAITING,
+            peer_silence_wait: WaitTimer::NOT_WAITING,
             last_ordered_write_end: 0,
             failure_cause: None,
             is_stopped_by_failure: false,
@@ -271,7 +274,7 @@ impl SendQueue {
 
     /// Returns true once if the event is wanted and due.
     pub(crate) fn take_due_drained_event(&mut self) -> bool {
-        let is_due = self.wants_drained_event && self.pending.is_empty();
+        let is_due = self.wants_drained_event && self.pending_wqes.is_empty();
         self.wants_drained_event &= !is_due;
         is_due
     }
@@ -279,16 +282,18 @@ impl SendQueue {
     /// Returns true if the queue has failed and nothing in it is still executed. The program owns the memory of all its
     /// WRs again, so no packet of them may leave.
     pub(super) fn is_flushed(&self) -> bool {
-        self.is_stopped_by_failure && self.pending.is_empty()
+        self.is_stopped_by_failure && self.pending_wqes.is_empty()
     }
 
     /// Returns the work that a poll finds in this queue.
     #[inline]
-    pub(super) fn poll_work(&self) -> SendWork {
-        if self.pending.has_signaled() || !self.finished_wrs.is_empty() || !self.deferred.is_empty()
+    pub(super) fn work_for_next_poll(&self) -> SendWork {
+        if self.pending_wqes.has_signaled()
+            || !self.finished_wrs.is_empty()
+            || !self.deferred_wrs.is_empty()
         {
             SendWork::Completions
-        } else if self.pending.is_empty() {
+        } else if self.pending_wqes.is_empty() {
             SendWork::None
         } else {
             SendWork::Unsignaled
@@ -296,15 +301,21 @@ impl SendQueue {
     }
 
     /// Creates the ring to the peer of a connected queue pair (INIT to RTR).
-    pub(crate) fn connect(&mut self, qp: &Qp, peer: Arc<Peer>, dest_qpn: u32) -> Result<(), i32> {
+    pub(crate) fn connect_by_shared_memory(
+        &mut self,
+        qp: &Qp,
+        peer: Arc<Peer>,
+        dest_qpn: u32,
+    ) -> Result<(), i32> {
         // The ring has room for `max_wr` records of the smallest size into which any WR fits.
-        let record = record_slots(self.max_inline.max(self.max_sge * SLOT_BYTES).max(16));
+        let record =
+            slots_for_payload(self.max_inline_bytes.max(self.max_sge * SLOT_BYTES).max(16));
         let slots = (self.max_wr * record + 2 * record + 2)
             .next_power_of_two()
             .clamp(64, 32768);
         let ring = NewRingParameters {
-            slots,
-            dest_index: dest_qpn as usize % MAX_QPS,
+            slot_count: slots,
+            dest_qp_index: dest_qpn as usize % MAX_QPS,
             rnr_retry: 0,
             grh: None,
             completion_path_word: 0,
@@ -350,24 +361,24 @@ impl SendQueue {
     /// Returns the queue to RESET: drops all WRs and closes all rings.
     pub(crate) fn reset(&mut self, nic: &Nic) {
         self.withdraw_untaken_sends(nic);
-        self.pending.clear();
+        self.pending_wqes.clear();
         self.finished_wrs.clear();
-        self.deferred.clear();
-        self.freed_wrs = self.posted_wrs;
+        self.deferred_wrs.clear();
+        self.freed_wr_count = self.posted_wr_count;
         self.freed_wrs_after_buffered_completions.clear();
         for ring in self
             .peer_ring
             .take()
             .into_iter()
-            .chain(self.ud.rings.drain(..).flatten())
+            .chain(self.ud_rings.rings.drain(..).flatten())
         {
             ring.close(nic);
         }
-        self.ud = UdRings::default();
+        self.ud_rings = UdRings::default();
         self.packet_requester = None;
         self.local_regions.clear();
         self.peer_regions.clear();
-        self.peer_silence.end_wait();
+        self.peer_silence_wait.end_wait();
         self.last_ordered_write_end = 0;
         self.failure_cause = None;
         self.is_stopped_by_failure = false;
@@ -376,10 +387,10 @@ impl SendQueue {
 
     /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
     pub(super) fn withdraw_untaken_sends(&self, nic: &Nic) {
-        if self.pending.has_wrs_left_to_receiver()
+        if self.pending_wqes.has_wrs_left_to_receiver()
             && let Some(out) = &self.peer_ring
         {
-            out.withdraw_untaken(nic);
+            out.withdraw_untaken_records(nic);
         }
     }
 
@@ -399,7 +410,7 @@ impl SendQueue {
             move_consumed_to_finished(self, consumed);
         }
         if let Some(wire) = &self.packet_requester {
-            let done = wire.done_requests();
+            let done = wire.done_request_count();
             move_consumed_to_finished(self, done);
         }
         let mut left = first;
@@ -411,8 +422,8 @@ impl SendQueue {
             }
             failed.unwrap_or(WrError::FLUSHED)
         };
-        while let Some(wqe) = self.pending.pop() {
-            if wqe.ring_end == 0 && wqe.status == SUCCESS_BYTE {
+        while let Some(wqe) = self.pending_wqes.pop() {
+            if wqe.ring_end_position == 0 && wqe.status == SUCCESS_BYTE {
                 // This WR was executed while an earlier one was not acknowledged.
                 left = None;
             }
@@ -424,7 +435,7 @@ impl SendQueue {
                 ..wqe
             });
         }
-        while let Some(d) = self.deferred.pop_front() {
+        while let Some(d) = self.deferred_wrs.pop_front() {
             let failed = end(d.wr.wr_id, completion_opcode(d.wr.opcode), &mut left);
             self.finished_wrs.push(SendWqe {
                 wr_id: d.wr.wr_id,

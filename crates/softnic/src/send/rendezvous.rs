@@ -1,7 +1,7 @@
 //! The use of a send queue by the receiver of a rendezvous message, without a work request.
 
 use super::*;
-use nic_core::tags::RemotePayload;
+use nic_core::tag_matching::RemotePayload;
 
 /// READs the payload of a rendezvous message into `sges` of the protection domain `pd`, unless it `is_read`. Then sends
 /// the message `fin` to the sender. Returns false if that is not possible yet. The SGEs have room for the payload.
@@ -39,11 +39,13 @@ pub(crate) fn read_rendezvous_payload_and_send_fin(
             sges: &sges,
             gathered_payload: None,
             ah: None,
-            bind: None,
-            message_follows: false,
+            bind_request: None,
+            is_followed_by_message: false,
         };
-        match read(qp, sq, &view, pd) {
-            Ok(ExecutionResult::Later) | Err(ExecutionResult::Later) => return Ok(false),
+        match execute_read(qp, sq, &view, pd) {
+            Ok(ExecutionResult::NotPossibleYet) | Err(ExecutionResult::NotPossibleYet) => {
+                return Ok(false);
+            }
             Err(ExecutionResult::Failed(status)) => return Err(status),
             Ok(_) | Err(_) => *is_read = true,
         }
@@ -62,7 +64,7 @@ pub(crate) fn read_rendezvous_payload_and_send_fin(
     #[allow(clippy::cast_possible_truncation)] // 16
     let len = fin.len() as u32;
     out.ring_producer.add_to_postlist(
-        header(
+        make_record_header(
             RecordKind::Send,
             FLAG_RECEIVER_SEND_COMPLETES_FIRST,
             0,
@@ -71,6 +73,6 @@ pub(crate) fn read_rendezvous_payload_and_send_fin(
         ),
         fin.len(),
     );
-    out.publish(qp.nic);
+    out.publish_postlist(qp.nic);
     Ok(true)
 }

@@ -8,18 +8,18 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::burst::{can_peer_receive, inline_payload};
+use super::run_fast_path::{can_peer_receive, inline_payload};
 use super::traffic::{DestinationPort, ShortMessageKind};
 use super::{
-    FLAG_SOLICITED, OutRing, RecordKind, SUCCESS_BYTE, SendQueue, SendWork, SendWqe, code_as_byte,
-    header, publish_before_sleep, recent_ud_ring,
+    FLAG_SOLICITED, OutboundShmRing, RecordKind, SUCCESS_BYTE, SendQueue, SendWork, SendWqe,
+    code_as_byte, make_record_header, publish_before_sleep, recent_ud_ring_index,
 };
 use crate::ah::Ah;
 use crate::path;
 use crate::qp::Qp;
-use crate::qp_state::{QpState, QpType};
+use crate::qp_attributes::{QpState, QpType};
 use crate::xrc::XrcRole;
-use shm::fabric::ring::record_slots;
+use shm::fabric::ring::slots_for_payload;
 
 /// Returns true if [`post_unless_general_path_needed`] may be called for `wr`.
 ///
@@ -42,8 +42,8 @@ pub(crate) unsafe fn post_unless_general_path_needed(qp: &Qp, wr: *const ibv_sen
     // SAFETY: contract of this function.
     unsafe {
         match qp.qp_type {
-            QpType::Ud => try_post::<true>(qp, &*wr),
-            _ => try_post::<false>(qp, &*wr),
+            QpType::Ud => try_post_single_send::<true>(qp, &*wr),
+            _ => try_post_single_send::<false>(qp, &*wr),
         }
     }
     .is_some()
@@ -55,20 +55,23 @@ pub(crate) unsafe fn post_unless_general_path_needed(qp: &Qp, wr: *const ibv_sen
 /// # Safety
 /// As for [`post_unless_general_path_needed`].
 #[inline(always)]
-unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
-    if qp.state() != QpState::Rts || matches!(qp.xrc, XrcRole::Send) || path::are_packets_in_use() {
+unsafe fn try_post_single_send<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
+    if qp.state() != QpState::Rts
+        || matches!(qp.xrc_role, XrcRole::Send)
+        || path::are_packets_in_use()
+    {
         return None;
     }
     let mut sq = qp.sq.lock_if_biased_to_this_thread()?;
     let sq = &mut *sq;
     if sq.is_stopped_by_failure
-        || !sq.deferred.is_empty()
-        || sq.posted_wrs - sq.freed_wrs >= sq.max_wr
+        || !sq.deferred_wrs.is_empty()
+        || sq.posted_wr_count - sq.freed_wr_count >= sq.max_wr
     {
         return None;
     }
     // SAFETY: contract of this function.
-    let (src, len) = unsafe { inline_payload(wr, sq.max_inline) }?;
+    let (src, len) = unsafe { inline_payload(wr, sq.max_inline_bytes) }?;
     let (place, qkey) = if UD {
         // SAFETY: the member of the union for UD, plain values.
         let to = unsafe { wr.wr.ud };
@@ -80,22 +83,24 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         } else {
             to.remote_qkey
         };
-        (recent_ud_ring(sq, ah, to.remote_qpn)?, qkey)
+        (recent_ud_ring_index(sq, ah, to.remote_qpn)?, qkey)
     } else {
         (can_peer_receive(qp, sq.peer_ring.as_ref()).then_some(0)?, 0)
     };
     let to = if UD {
-        out_ring::<UD>(sq, place)?.dest_port
+        outbound_ring_at::<UD>(sq, place)?.dest_port
     } else {
         DestinationPort::PEER
     };
-    if !sq
-        .traffic
-        .try_count_short_message(sq.posted_wrs, ShortMessageKind::Send, len, to)
-    {
+    if !sq.unpublished_traffic.try_count_short_message(
+        sq.posted_wr_count,
+        ShortMessageKind::Send,
+        len,
+        to,
+    ) {
         return None;
     }
-    let ring = out_ring::<UD>(sq, place)?;
+    let ring = outbound_ring_at::<UD>(sq, place)?;
     if ring.ring_producer.has_room(len) != Ok(true) {
         return None;
     }
@@ -114,32 +119,32 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let flags = if solicited { FLAG_SOLICITED } else { 0 };
     #[allow(clippy::cast_possible_truncation)] // the length of an SGE
     let byte_len = len as u32;
-    let record = header(kind, flags, imm, byte_len, qkey);
+    let record = make_record_header(kind, flags, imm, byte_len, qkey);
     let wqe = SendWqe {
         wr_id: wr.wr_id,
-        ring_end: ring.ring_producer.write_position() + record_slots(len),
-        seq: sq.posted_wrs,
+        ring_end_position: ring.ring_producer.write_position() + slots_for_payload(len),
+        seq: sq.posted_wr_count,
         byte_len_or_vendor_err: byte_len,
         opcode: code_as_byte(IBV_WC_SEND),
         status: SUCCESS_BYTE,
         signaled: sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
         ordered_write_count: 0,
     };
-    sq.posted_wrs += 1;
+    sq.posted_wr_count += 1;
     if kind == RecordKind::SendWithImm {
-        sq.traffic.count_immediates(1);
+        sq.unpublished_traffic.count_immediates(1);
     }
     if !UD {
-        sq.pending.push(wqe);
+        sq.pending_wqes.push(wqe);
     } else if wqe.signaled {
         sq.finished_wrs.push(wqe);
     }
     // The work is stored before the receiver can see the message, as in `post_list`.
-    let work = sq.poll_work();
+    let work = sq.work_for_next_poll();
     if qp.send_poll_work.load(Ordering::Relaxed) != work as u8 {
         qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
-    let ring = out_ring::<UD>(sq, place)?;
+    let ring = outbound_ring_at::<UD>(sq, place)?;
     ring.ring_producer.add_and_publish(record, len);
     ring.announce_and_wake(qp.nic, solicited);
     if work != SendWork::None && qp.send_cq.is_armed() {
@@ -150,9 +155,12 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
 
 /// Returns the ring to the peer, or the ring at `place` of the UD rings.
 #[inline(always)]
-fn out_ring<const UD: bool>(sq: &mut SendQueue, place: usize) -> Option<&mut OutRing> {
+fn outbound_ring_at<const UD: bool>(
+    sq: &mut SendQueue,
+    place: usize,
+) -> Option<&mut OutboundShmRing> {
     if UD {
-        sq.ud.rings.get_mut(place)?.as_mut()
+        sq.ud_rings.rings.get_mut(place)?.as_mut()
     } else {
         sq.peer_ring.as_mut()
     }

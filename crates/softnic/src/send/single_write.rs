@@ -18,7 +18,7 @@ use super::{
     responder_memory_rights,
 };
 use crate::qp::Qp;
-use crate::qp_state::{QpState, QpType};
+use crate::qp_attributes::{QpState, QpType};
 use crate::xrc::XrcRole;
 
 /// Returns true if [`post_unless_general_path_needed`] may be called for `wr`.
@@ -45,7 +45,7 @@ pub(crate) unsafe fn is_single_write(wr: *const ibv_send_wr) -> bool {
 #[inline(never)]
 pub(crate) unsafe fn post_unless_general_path_needed(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
-    unsafe { try_post(qp, &*wr) }.is_some()
+    unsafe { try_post_single_write(qp, &*wr) }.is_some()
 }
 
 /// [`post_unless_general_path_needed`]; `None` leaves the WRITE to the general path.
@@ -53,27 +53,31 @@ pub(crate) unsafe fn post_unless_general_path_needed(qp: &Qp, wr: *const ibv_sen
 /// # Safety
 /// As for [`post_unless_general_path_needed`].
 #[inline(always)]
-unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
-    let [hazard, _] = &qp.nic.keys.hazard_slot_of_this_thread()?.pinned_regions;
+unsafe fn try_post_single_write(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
+    let [hazard, _] = &qp
+        .nic
+        .key_table
+        .hazard_slot_of_this_thread()?
+        .pinned_regions;
     // SAFETY: `sg_list` points to one SGE (contract), or is NULL.
     let sge = unsafe { wr.sg_list.as_ref() }?;
     let len = sge.length as usize;
-    if qp.qp_type == QpType::Ud || matches!(qp.xrc, XrcRole::Send) {
+    if qp.qp_type == QpType::Ud || matches!(qp.xrc_role, XrcRole::Send) {
         return None;
     }
     let mut sq = qp.sq.lock_if_biased_to_this_thread()?;
     let sq = &mut *sq;
     if qp.state() != QpState::Rts
         || sq.is_stopped_by_failure
-        || !sq.deferred.is_empty()
-        || !sq.pending.is_empty()
-        || len > sq.max_inline
-        || sq.posted_wrs - sq.freed_wrs >= sq.max_wr
+        || !sq.deferred_wrs.is_empty()
+        || !sq.pending_wqes.is_empty()
+        || len > sq.max_inline_bytes
+        || sq.posted_wr_count - sq.freed_wr_count >= sq.max_wr
     {
         return None;
     }
-    if !sq.traffic.try_count_short_message(
-        sq.posted_wrs,
+    if !sq.unpublished_traffic.try_count_short_message(
+        sq.posted_wr_count,
         ShortMessageKind::Write,
         len,
         DestinationPort::PEER,
@@ -81,17 +85,18 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         return None;
     }
     let out = sq.peer_ring.as_ref()?;
-    let dest = out.peer.segment.qp(out.dest_index)?;
+    let dest = out.peer.segment.qp(out.dest_qp_index)?;
     if out.peer.is_dead() || !is_same_ready_qp(dest, out.dest_epoch, qp.qpn) {
         return None;
     }
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { wr.wr.rdma };
     let region = sq.peer_regions.cached_region(to.rkey)?;
-    let responder = responder_memory_rights(&out.target(), dest, dest.pd.load(Ordering::Relaxed));
+    let responder =
+        responder_memory_rights(&out.target_qp(), dest, dest.pd.load(Ordering::Relaxed));
     let range = (to.remote_addr, len as u64);
     let at = authorize(&region.rights, range, Access::RemoteWrite, &responder).ok()?;
-    if at.is_on_demand() {
+    if at.is_whole_address_space() {
         return None;
     }
     // The cached address is valid, because the entry that it belongs to is pinned below.
@@ -99,23 +104,23 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     if hazard.load(Ordering::Relaxed) != 0 {
         return None;
     }
-    let keys = &qp.nic.keys;
+    let keys = &qp.nic.key_table;
     let pin = keys.pin_in_hazard_word(
         hazard,
         &out.peer,
-        region.table_index,
+        region.key_table_index,
         region.generation_and_key,
     )?;
     let src = std::ptr::with_exposed_provenance(sge.addr as usize);
     // SAFETY: the range lies in the region, which is pinned; `src` is the program's (contract).
     unsafe { shm::mem::copy(dst, src, len) }.ok()?;
     drop(pin);
-    let seq = sq.posted_wrs;
-    sq.posted_wrs += 1;
+    let seq = sq.posted_wr_count;
+    sq.posted_wr_count += 1;
     if sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0 {
         sq.finished_wrs.push(SendWqe {
             wr_id: wr.wr_id,
-            ring_end: 0,
+            ring_end_position: 0,
             seq,
             byte_len_or_vendor_err: sge.length,
             opcode: code_as_byte(IBV_WC_RDMA_WRITE),

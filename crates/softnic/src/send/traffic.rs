@@ -12,7 +12,7 @@ use std::sync::Arc;
 use verbs_abi::*;
 
 use crate::path::traffic::{
-    Direction, HostPortId, OctetAndPacketCounts, PortTrafficCounters, udp_header_octets,
+    Direction, HostPortId, OctetAndPacketCounts, PortTrafficCounters, ethernet_ip_udp_header_octets,
 };
 
 /// Number of work requests after which a poll adds the counts to the ports' traffic counters.
@@ -131,7 +131,7 @@ impl PacketFormat {
     /// Returns the octets of a packet without extended headers and payload, and the path MTU.
     fn packet_overhead(&self) -> PacketOverhead {
         let network = match (self.is_roce, self.has_grh) {
-            (true, _) => udp_header_octets(self.is_ipv4),
+            (true, _) => ethernet_ip_udp_header_octets(self.is_ipv4),
             (false, true) => header::LRH + header::GRH,
             (false, false) => header::LRH,
         };
@@ -157,7 +157,7 @@ const NO_RUN: u64 = u64::MAX;
 
 impl EqualMessageRun {
     #[inline(always)]
-    fn key(kind: ShortMessageKind, len: usize, to: DestinationPort) -> u64 {
+    fn pack_key(kind: ShortMessageKind, len: usize, to: DestinationPort) -> u64 {
         #[allow(clippy::cast_possible_truncation)] // short
         let message = (len as u32) << 1 | kind as u32;
         u64::from(to.0) << 32 | u64::from(message)
@@ -187,8 +187,8 @@ impl DestinationPort {
 /// The counts of the messages to one port that are not published yet.
 #[derive(Default)]
 struct UnpublishedTrafficToPort {
-    name: Option<HostPortId>,
-    port: Option<Arc<PortTrafficCounters>>,
+    port_id: Option<HostPortId>,
+    port_counters: Option<Arc<PortTrafficCounters>>,
     sent: OctetAndPacketCounts,
     /// Copies of messages to multicast groups. The own port counts such a message once.
     multicast_copies: OctetAndPacketCounts,
@@ -197,63 +197,66 @@ struct UnpublishedTrafficToPort {
 
 /// The counts of a send queue that are not published yet.
 pub(super) struct UnpublishedTraffic {
-    run: EqualMessageRun,
+    equal_message_run: EqualMessageRun,
     /// The longest message on a fast path that is one packet.
-    max_short_bytes: u32,
+    max_short_message_bytes: u32,
     packet_overhead: PacketOverhead,
     /// Messages to multicast groups.
-    sent_to_groups: OctetAndPacketCounts,
+    sent_to_multicast_groups: OctetAndPacketCounts,
     /// By [`DestinationPort`]; the first is [`DestinationPort::PEER`].
     destinations: Vec<UnpublishedTrafficToPort>,
     /// Number of work requests that were posted before the last publication.
-    wrs_at_publication: u64,
+    posted_wrs_at_last_publication: u64,
     own_port_id: Option<HostPortId>,
-    own_port: Option<Arc<PortTrafficCounters>>,
+    own_port_counters: Option<Arc<PortTrafficCounters>>,
 }
 
 impl UnpublishedTraffic {
     pub(super) fn new() -> Self {
         Self {
-            run: EqualMessageRun {
+            equal_message_run: EqualMessageRun {
                 packed_destination_len_and_kind: NO_RUN,
                 posted_wrs_at_run_start: 0,
                 octets_per_message: 0,
             },
-            max_short_bytes: 0,
+            max_short_message_bytes: 0,
             packet_overhead: PacketOverhead {
                 overhead_octets: 0,
                 mtu_bytes: 1,
             },
-            sent_to_groups: OctetAndPacketCounts::default(),
+            sent_to_multicast_groups: OctetAndPacketCounts::default(),
             destinations: vec![UnpublishedTrafficToPort::default()],
-            wrs_at_publication: 0,
+            posted_wrs_at_last_publication: 0,
             own_port_id: None,
-            own_port: None,
+            own_port_counters: None,
         }
     }
 
     /// Sets the own port, and the headers and the MTU of packets, when the queue pair begins to send.
     pub(super) fn start_counting(&mut self, posted: u64, own: HostPortId, packets: &PacketFormat) {
         self.add_run_to_sums(posted);
-        self.run.packed_destination_len_and_kind = NO_RUN;
-        self.run.octets_per_message = 0;
+        self.equal_message_run.packed_destination_len_and_kind = NO_RUN;
+        self.equal_message_run.octets_per_message = 0;
         self.packet_overhead = packets.packet_overhead();
-        self.max_short_bytes = u32::try_from(packets.mtu_bytes).unwrap_or(0);
+        self.max_short_message_bytes = u32::try_from(packets.mtu_bytes).unwrap_or(0);
         self.own_port_id = Some(own);
-        self.own_port = None;
+        self.own_port_counters = None;
         // The peer is another one, perhaps.
         if let Some(peer) = self.destinations.first_mut() {
-            (peer.name, peer.port) = (None, None);
+            (peer.port_id, peer.port_counters) = (None, None);
         }
     }
 
     /// Returns the destination for messages to a port.
     pub(super) fn find_or_add_destination(&mut self, name: HostPortId) -> DestinationPort {
         let known = self.destinations.iter().skip(1);
-        let known = known.take_while(|counts| counts.name != Some(name)).count() + 1;
+        let known = known
+            .take_while(|counts| counts.port_id != Some(name))
+            .count()
+            + 1;
         if known == self.destinations.len() {
             self.destinations.push(UnpublishedTrafficToPort {
-                name: Some(name),
+                port_id: Some(name),
                 ..UnpublishedTrafficToPort::default()
             });
         }
@@ -270,8 +273,8 @@ impl UnpublishedTraffic {
         len: usize,
         to: DestinationPort,
     ) -> bool {
-        let of = EqualMessageRun::key(kind, len, to);
-        of == self.run.packed_destination_len_and_kind || self.begin_run(posted, of)
+        let of = EqualMessageRun::pack_key(kind, len, to);
+        of == self.equal_message_run.packed_destination_len_and_kind || self.begin_run(posted, of)
     }
 
     /// Returns the length of the messages of the run, if they are of this kind and go to this destination. A loop over
@@ -284,10 +287,12 @@ impl UnpublishedTraffic {
         kind: ShortMessageKind,
         to: DestinationPort,
     ) -> usize {
-        let len = (EqualMessageRun::length_and_kind(self.run.packed_destination_len_and_kind) >> 1)
-            as usize;
-        if self.run.packed_destination_len_and_kind != NO_RUN
-            && self.run.packed_destination_len_and_kind == EqualMessageRun::key(kind, len, to)
+        let len = (EqualMessageRun::length_and_kind(
+            self.equal_message_run.packed_destination_len_and_kind,
+        ) >> 1) as usize;
+        if self.equal_message_run.packed_destination_len_and_kind != NO_RUN
+            && self.equal_message_run.packed_destination_len_and_kind
+                == EqualMessageRun::pack_key(kind, len, to)
         {
             len
         } else {
@@ -311,29 +316,30 @@ impl UnpublishedTraffic {
     #[inline(always)]
     fn begin_run(&mut self, posted: u64, of: u64) -> bool {
         let message = EqualMessageRun::length_and_kind(of);
-        if message >> 1 > self.max_short_bytes {
+        if message >> 1 > self.max_short_message_bytes {
             return false;
         }
         self.add_run_to_sums(posted);
         let extended = if message & 1 == 0 { 0 } else { header::RETH };
         let payload = u64::from(message >> 1).next_multiple_of(4);
-        self.run.octets_per_message = self.packet_overhead.overhead_octets + payload + extended;
-        self.run.packed_destination_len_and_kind = of;
+        self.equal_message_run.octets_per_message =
+            self.packet_overhead.overhead_octets + payload + extended;
+        self.equal_message_run.packed_destination_len_and_kind = of;
         true
     }
 
     /// Adds the messages of the run to the sums of their destination. The run goes on with the next message.
     #[inline(always)]
     fn add_run_to_sums(&mut self, posted: u64) {
-        let count = posted.wrapping_sub(self.run.posted_wrs_at_run_start);
+        let count = posted.wrapping_sub(self.equal_message_run.posted_wrs_at_run_start);
         if let Some(to) = self
             .destinations
-            .get_mut((self.run.packed_destination_len_and_kind >> 32) as usize)
+            .get_mut((self.equal_message_run.packed_destination_len_and_kind >> 32) as usize)
         {
             to.sent.packets += count;
-            to.sent.octets += count * self.run.octets_per_message;
+            to.sent.octets += count * self.equal_message_run.octets_per_message;
         }
-        self.run.posted_wrs_at_run_start = posted;
+        self.equal_message_run.posted_wrs_at_run_start = posted;
     }
 
     /// Counts the immediates of short messages of the run.
@@ -341,7 +347,7 @@ impl UnpublishedTraffic {
     pub(super) fn count_immediates(&mut self, count: u64) {
         if let Some(to) = self
             .destinations
-            .get_mut((self.run.packed_destination_len_and_kind >> 32) as usize)
+            .get_mut((self.equal_message_run.packed_destination_len_and_kind >> 32) as usize)
         {
             to.sent.octets += count * header::IMM_DT;
         }
@@ -350,7 +356,7 @@ impl UnpublishedTraffic {
     /// Leaves out a work request that the general path counts, or that sends nothing.
     #[inline(always)]
     pub(super) fn exclude_wr(&mut self) {
-        self.run.posted_wrs_at_run_start += 1;
+        self.equal_message_run.posted_wrs_at_run_start += 1;
     }
 
     /// Counts a work request that the general path has executed by shared memory. Returns true if it is time to publish.
@@ -373,7 +379,7 @@ impl UnpublishedTraffic {
     }
 
     /// Counts a datagram to a multicast group with members at the ports `to`. Returns true if it is time to publish.
-    pub(super) fn count_to_group(
+    pub(super) fn count_multicast_datagram(
         &mut self,
         opcode: ibv_wr_opcode,
         len: u64,
@@ -386,43 +392,43 @@ impl UnpublishedTraffic {
             multicast_packets: sent.packets,
             ..sent
         };
-        self.sent_to_groups.add(sent);
+        self.sent_to_multicast_groups.add(sent);
         for to in to {
             if let Some(to) = self.destinations.get_mut(to.index()) {
                 to.multicast_copies.add(sent);
             }
         }
-        self.sent_to_groups.octets >= OCTETS_PER_COUNTER_PUBLICATION
+        self.sent_to_multicast_groups.octets >= OCTETS_PER_COUNTER_PUBLICATION
     }
 
     /// Returns true if a poll should publish.
     #[inline(always)]
     pub(super) fn is_publication_due(&self, posted: u64) -> bool {
-        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_COUNTER_PUBLICATION
+        posted.wrapping_sub(self.posted_wrs_at_last_publication) >= WRS_PER_COUNTER_PUBLICATION
     }
 
     /// Returns true if a thread that is about to sleep should publish.
     pub(super) fn is_publication_due_before_sleep(&self, posted: u64) -> bool {
-        posted.wrapping_sub(self.wrs_at_publication) >= MIN_WRS_TO_PUBLISH_BEFORE_SLEEP
+        posted.wrapping_sub(self.posted_wrs_at_last_publication) >= MIN_WRS_TO_PUBLISH_BEFORE_SLEEP
     }
 
     /// Adds the counts to those of the ports. `peer` is the port of the peer of a connected queue pair, and `open` opens
     /// the counters of a port.
-    pub(super) fn publish(
+    pub(super) fn publish_to_port_counters(
         &mut self,
         posted: u64,
         peer: Option<HostPortId>,
         open: impl Fn(HostPortId) -> Option<Arc<PortTrafficCounters>>,
     ) {
         self.add_run_to_sums(posted);
-        self.wrs_at_publication = posted;
+        self.posted_wrs_at_last_publication = posted;
         // A queue pair that has been reset has no port; its earlier one counts.
         if let (Some(counts), Some(_)) = (self.destinations.first_mut(), peer)
-            && counts.name != peer
+            && counts.port_id != peer
         {
-            (counts.name, counts.port) = (peer, None);
+            (counts.port_id, counts.port_counters) = (peer, None);
         }
-        let mut transmitted = std::mem::take(&mut self.sent_to_groups);
+        let mut transmitted = std::mem::take(&mut self.sent_to_multicast_groups);
         let mut received = OctetAndPacketCounts::default();
         for counts in &mut self.destinations {
             let sent = std::mem::take(&mut counts.sent);
@@ -434,10 +440,10 @@ impl UnpublishedTraffic {
             if arrived.is_zero() && returned.is_zero() {
                 continue;
             }
-            if counts.port.is_none() {
-                counts.port = counts.name.and_then(&open);
+            if counts.port_counters.is_none() {
+                counts.port_counters = counts.port_id.and_then(&open);
             }
-            if let Some(port) = &counts.port {
+            if let Some(port) = &counts.port_counters {
                 port.add(Direction::Received, arrived);
                 port.add(Direction::Transmitted, returned);
             }
@@ -445,10 +451,10 @@ impl UnpublishedTraffic {
         if transmitted.is_zero() && received.is_zero() {
             return;
         }
-        if self.own_port.is_none() {
-            self.own_port = self.own_port_id.and_then(&open);
+        if self.own_port_counters.is_none() {
+            self.own_port_counters = self.own_port_id.and_then(&open);
         }
-        if let Some(own) = &self.own_port {
+        if let Some(own) = &self.own_port_counters {
             own.add(Direction::Transmitted, transmitted);
             own.add(Direction::Received, received);
         }
@@ -555,11 +561,11 @@ mod tests {
         );
         traffic.add_run_to_sums(5);
         traffic.count_request(IBV_WR_SEND, 8, one);
-        traffic.count_to_group(IBV_WR_SEND, 8, &[one, two]);
+        traffic.count_multicast_datagram(IBV_WR_SEND, 8, &[one, two]);
         assert_eq!(sent(&traffic, PEER), (0, 0));
         assert_eq!(sent(&traffic, one), (3, 3 * 66));
         assert_eq!(sent(&traffic, two), (3, 3 * 66));
-        assert_eq!(traffic.sent_to_groups.multicast_packets, 1);
+        assert_eq!(traffic.sent_to_multicast_groups.multicast_packets, 1);
         assert_eq!(traffic.destinations[2].multicast_copies.packets, 1);
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::multicast::{self, MULTICAST_QPN, MulticastGroup};
 
 /// Largest UD payload: the path MTU (`ibv_post_send(3)`).
-pub(crate) const UD_MAX_PAYLOAD: usize = 4096;
+pub(crate) const UD_MAX_PAYLOAD_BYTES: usize = 4096;
 
 /// Slots of the ring from one UD queue pair to another: 16 KiB, so that several fit in the L1 cache.
 pub(super) const UD_RING_SLOTS: u64 = 1024;
@@ -12,12 +12,12 @@ pub(super) const UD_RING_SLOTS: u64 = 1024;
 /// The rings of a queue pair that sends datagrams.
 #[derive(Default)]
 pub(super) struct UdRings {
-    pub(super) rings: Vec<Option<OutRing>>,
-    pub(super) by_destination: HashMap<(Vec<u8>, u32), usize>,
+    pub(super) rings: Vec<Option<OutboundShmRing>>,
+    pub(super) ring_index_by_destination: HashMap<(Vec<u8>, u32), usize>,
     /// Recently used rings: direct-mapped, by address handle and QP number.
     pub(super) recently_used_rings: Vec<(u64, u32, usize)>,
     /// The ring with an open postlist.
-    pub(super) open_ring_index: Option<usize>,
+    pub(super) open_postlist_ring_index: Option<usize>,
 }
 
 pub(super) const RECENT_RING_SLOTS: usize = 64;
@@ -32,16 +32,18 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
     for sge in view.sges {
         total += sge.length as usize;
     }
-    if total > UD_MAX_PAYLOAD {
-        return fail_too_long(total as u64, UD_MAX_PAYLOAD as u32);
+    if total > UD_MAX_PAYLOAD_BYTES {
+        return fail_too_long(total as u64, UD_MAX_PAYLOAD_BYTES as u32);
     }
     // SAFETY: the union's member for UD; a plain integer.
     let qpn = unsafe { view.wr.wr.ud.remote_qpn };
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
-    let Some(i) = ud_ring(qp, sq, ah, qpn) else {
+    let Some(i) = ud_ring_index(qp, sq, ah, qpn) else {
         return match ah.multicast_group {
-            Some(group) if qpn == MULTICAST_QPN => send_to_group(qp, sq, view, ah, group, total),
+            Some(group) if qpn == MULTICAST_QPN => {
+                send_to_multicast_group(qp, sq, view, ah, group, total)
+            }
             // The receiver does not exist: the datagram is lost, and its completion reports success.
             _ => {
                 if ah.local_dest_port.is_some() && is_dest_process_unknown(qp, sq, qpn) {
@@ -63,7 +65,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
 #[cold]
 fn is_dest_process_unknown(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
     let slot = qpn as usize >> QP_INDEX_BITS;
-    let mut known = sq.ud.rings.iter().flatten();
+    let mut known = sq.ud_rings.rings.iter().flatten();
     qp.nic.fabric.peer(slot).is_none() && known.all(|ring| ring.peer.slot != slot)
 }
 
@@ -74,7 +76,7 @@ fn is_dest_process_unknown(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
 /// The sender gets the datagram too, if it is attached. Adapters replicate to the sending queue pair, which is why
 /// IPoIB drops its own packets (`ipoib_ib_handle_rx_wc` of `linux:drivers/infiniband/ulp/ipoib/ipoib_ib.c`).
 #[cold]
-fn send_to_group(
+fn send_to_multicast_group(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
@@ -93,7 +95,7 @@ fn send_to_group(
         }
     }
     if !keep_rings_with_room(qp, sq, total, &mut rings, |&i| i) {
-        return ExecutionResult::Later;
+        return ExecutionResult::NotPossibleYet;
     }
     for &i in &rings {
         if let ExecutionResult::Failed(status) = put_datagram_in_ring(qp, sq, view, i, total) {
@@ -106,7 +108,7 @@ fn send_to_group(
         .collect();
     ports.sort_unstable();
     ports.dedup();
-    if (sq.traffic).count_to_group(view.wr.opcode, total as u64, &ports) {
+    if (sq.unpublished_traffic).count_multicast_datagram(view.wr.opcode, total as u64, &ports) {
         publish_traffic(qp, sq);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 4096
@@ -116,7 +118,7 @@ fn send_to_group(
 
 /// Returns the port to which ring `i` leads.
 fn dest_port_of_ring(sq: &SendQueue, i: usize) -> DestinationPort {
-    let ring = sq.ud.rings.get(i).and_then(Option::as_ref);
+    let ring = sq.ud_rings.rings.get(i).and_then(Option::as_ref);
     ring.map_or(DestinationPort::PEER, |ring| ring.dest_port)
 }
 
@@ -130,13 +132,13 @@ pub(super) fn keep_rings_with_room<T>(
 ) -> bool {
     let mut wait = false;
     to.retain(|to| {
-        let Some(Some(ring)) = sq.ud.rings.get_mut(ring_of(to)) else {
+        let Some(Some(ring)) = sq.ud_rings.rings.get_mut(ring_of(to)) else {
             return false;
         };
         match ring.ring_producer.has_room(total) {
             Ok(true) => ring.datagram_waited_in_vain = false,
             Ok(false) => {
-                ring.publish(qp.nic);
+                ring.publish_postlist(qp.nic);
                 wait |= !ring.datagram_waited_in_vain;
                 return false;
             }
@@ -151,7 +153,7 @@ pub(super) fn keep_rings_with_room<T>(
 /// have room again.
 #[cold]
 pub(super) fn stop_waiting_for_room(sq: &mut SendQueue) {
-    for ring in sq.ud.rings.iter_mut().flatten() {
+    for ring in sq.ud_rings.rings.iter_mut().flatten() {
         // Rings that are not full will be found to have room, which clears `datagram_waited_in_vain`.
         ring.datagram_waited_in_vain = true;
     }
@@ -164,8 +166,8 @@ pub(super) fn stop_waiting_for_receiver(qp: &Qp, sq: &mut SendQueue, view: &WrVi
     let Some(ah) = view.ah else { return };
     // SAFETY: the union's member for UD; a plain integer.
     let qpn = unsafe { view.wr.wr.ud.remote_qpn };
-    if let Some(i) = ud_ring(qp, sq, ah, qpn)
-        && let Some(Some(ring)) = sq.ud.rings.get_mut(i)
+    if let Some(i) = ud_ring_index(qp, sq, ah, qpn)
+        && let Some(Some(ring)) = sq.ud_rings.rings.get_mut(i)
     {
         ring.datagram_waited_in_vain = true;
     }
@@ -177,15 +179,15 @@ pub(super) fn open_postlist_in_ring<'a>(
     nic: &Nic,
     ud: &'a mut UdRings,
     i: usize,
-) -> Option<&'a mut OutRing> {
-    if let Some(open) = ud.open_ring_index
+) -> Option<&'a mut OutboundShmRing> {
+    if let Some(open) = ud.open_postlist_ring_index
         && open != i
         && let Some(Some(ring)) = ud.rings.get_mut(open)
     {
-        ring.publish(nic);
+        ring.publish_postlist(nic);
     }
     let ring = ud.rings.get_mut(i)?.as_mut()?;
-    ud.open_ring_index = Some(i);
+    ud.open_postlist_ring_index = Some(i);
     Some(ring)
 }
 
@@ -202,7 +204,7 @@ fn put_datagram_in_ring(
     let qkey = unsafe { view.wr.wr.ud.remote_qkey };
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
-    let Some(ring) = open_postlist_in_ring(qp.nic, &mut sq.ud, i) else {
+    let Some(ring) = open_postlist_in_ring(qp.nic, &mut sq.ud_rings, i) else {
         return ExecutionResult::Done(len);
     };
     match ring.ring_producer.has_room(total) {
@@ -210,8 +212,8 @@ fn put_datagram_in_ring(
         // The receiver may be stopped. Datagrams to others would wait behind each datagram to it.
         Ok(false) if ring.datagram_waited_in_vain => return ExecutionResult::Done(len),
         Ok(false) => {
-            ring.publish(qp.nic);
-            return ExecutionResult::Later;
+            ring.publish_postlist(qp.nic);
+            return ExecutionResult::NotPossibleYet;
         }
         Err(_) => return ExecutionResult::Done(len),
     }
@@ -226,7 +228,7 @@ fn put_datagram_in_ring(
     } else {
         (RecordKind::Send, 0)
     };
-    if let Err(status) = gather(
+    if let Err(status) = gather_into_record(
         qp,
         &mut sq.local_regions,
         view,
@@ -242,14 +244,14 @@ fn put_datagram_in_ring(
         qkey
     };
     ring.ring_producer
-        .add_to_postlist(header(kind, flags, imm, len, qkey), total);
+        .add_to_postlist(make_record_header(kind, flags, imm, len, qkey), total);
     ExecutionResult::Done(len)
 }
 
 /// Returns the index of the ring to `qpn` as `ah` addresses it.
 #[inline]
-pub(super) fn ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    recent_ud_ring(sq, ah, qpn).or_else(|| find_or_create_ud_ring(qp, sq, ah, qpn))
+pub(super) fn ud_ring_index(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+    recent_ud_ring_index(sq, ah, qpn).or_else(|| find_or_create_ud_ring(qp, sq, ah, qpn))
 }
 
 /// Returns the place of a destination among the recent ones.
@@ -262,10 +264,13 @@ pub(super) fn recent_ring_slot(ah: &Ah, qpn: u32) -> usize {
 
 /// Returns the index of the ring to `qpn`, if it was used recently and its queue pair is still the same.
 #[inline]
-pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    let &(id, q, i) = sq.ud.recently_used_rings.get(recent_ring_slot(ah, qpn))?;
-    let ring = sq.ud.rings.get(i)?.as_ref()?;
-    let dest = ring.peer.segment.qp(ring.dest_index)?;
+pub(super) fn recent_ud_ring_index(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+    let &(id, q, i) = sq
+        .ud_rings
+        .recently_used_rings
+        .get(recent_ring_slot(ah, qpn))?;
+    let ring = sq.ud_rings.rings.get(i)?.as_ref()?;
+    let dest = ring.peer.segment.qp(ring.dest_qp_index)?;
     (id == ah.id
         && q == qpn
         && !ring.peer.is_dead()
@@ -292,10 +297,10 @@ pub(super) fn find_or_create_ud_ring(
         return None;
     }
     let i = find_or_create_ring_to(qp, sq, ah, peer, qpn as usize % MAX_QPS)?;
-    if sq.ud.recently_used_rings.is_empty() {
-        sq.ud.recently_used_rings = vec![(0, 0, 0); RECENT_RING_SLOTS];
+    if sq.ud_rings.recently_used_rings.is_empty() {
+        sq.ud_rings.recently_used_rings = vec![(0, 0, 0); RECENT_RING_SLOTS];
     }
-    sq.ud.recently_used_rings[recent_ring_slot(ah, qpn)] = (ah.id, qpn, i);
+    sq.ud_rings.recently_used_rings[recent_ring_slot(ah, qpn)] = (ah.id, qpn, i);
     Some(i)
 }
 
@@ -309,7 +314,7 @@ fn find_or_create_ring_to(
 ) -> Option<usize> {
     let way = DatagramRingProperties {
         receiver_type: IBV_QPT_UD,
-        slots: UD_RING_SLOTS,
+        slot_count: UD_RING_SLOTS,
         grh: ah.grh,
         completion_path_word: ah.completion_path_word,
     };
@@ -321,7 +326,7 @@ pub(super) struct DatagramRingProperties {
     /// The type of the receiving queue pair.
     pub(super) receiver_type: ibv_qp_type,
     /// Slots of the ring.
-    pub(super) slots: u64,
+    pub(super) slot_count: u64,
     /// The GRH in front of each datagram.
     pub(super) grh: Option<[u8; 40]>,
     /// The path of the datagrams, as in `RingHeader::src_lid_sl_grh`.
@@ -355,8 +360,8 @@ pub(super) fn find_or_create_datagram_ring(
         return None;
     }
     let key = (way.key(), qpn);
-    let known = sq.ud.by_destination.get(&key).copied().filter(|&i| {
-        matches!(sq.ud.rings.get(i), Some(Some(r)) if r.peer.incarnation == peer.incarnation
+    let known = sq.ud_rings.ring_index_by_destination.get(&key).copied().filter(|&i| {
+        matches!(sq.ud_rings.rings.get(i), Some(Some(r)) if r.peer.incarnation == peer.incarnation
             && r.dest_epoch == dest.epoch.load(Ordering::Relaxed))
     });
     match known {
@@ -367,25 +372,25 @@ pub(super) fn find_or_create_datagram_ring(
                 qp,
                 peer,
                 &NewRingParameters {
-                    slots: way.slots,
-                    dest_index: index,
+                    slot_count: way.slot_count,
+                    dest_qp_index: index,
                     rnr_retry: 0,
                     grh: way.grh,
                     completion_path_word: way.completion_path_word,
                 },
             )?;
             if let Some(name) = ring.dest_port_id() {
-                ring.dest_port = sq.traffic.find_or_add_destination(name);
+                ring.dest_port = sq.unpublished_traffic.find_or_add_destination(name);
             }
-            let i = match sq.ud.rings.iter().position(Option::is_none) {
+            let i = match sq.ud_rings.rings.iter().position(Option::is_none) {
                 Some(free) => free,
                 None => {
-                    sq.ud.rings.push(None);
-                    sq.ud.rings.len() - 1
+                    sq.ud_rings.rings.push(None);
+                    sq.ud_rings.rings.len() - 1
                 }
             };
-            sq.ud.rings[i] = Some(ring);
-            sq.ud.by_destination.insert(key, i);
+            sq.ud_rings.rings[i] = Some(ring);
+            sq.ud_rings.ring_index_by_destination.insert(key, i);
             Some(i)
         }
     }
@@ -395,17 +400,17 @@ pub(super) fn find_or_create_datagram_ring(
 pub(super) fn close_stale_rings(nic: &Nic, sq: &mut SendQueue) {
     let UdRings {
         rings,
-        by_destination,
-        open_ring_index: open,
+        ring_index_by_destination: by_destination,
+        open_postlist_ring_index: open,
         ..
-    } = &mut sq.ud;
+    } = &mut sq.ud_rings;
     for (i, place) in rings.iter_mut().enumerate() {
         let gone = *open != Some(i)
             && place.as_ref().is_some_and(|r| {
                 r.peer.is_dead()
                     || r.peer
                         .segment
-                        .qp(r.dest_index)
+                        .qp(r.dest_qp_index)
                         .is_none_or(|d| d.epoch.load(Ordering::Relaxed) != r.dest_epoch)
             });
         if gone && let Some(ring) = place.take() {

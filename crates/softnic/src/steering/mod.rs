@@ -4,8 +4,8 @@
 //! frame against them, and copies it to each queue pair that gets it. The sender keeps the flows that it has read until
 //! some process changes its own. The fabric's directory counts these changes.
 
-mod places;
-pub(crate) mod spread;
+pub(crate) mod rss;
+mod table_places;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -16,9 +16,9 @@ use crate::lock::lock;
 use nic_core::flows::{
     FlowKind, FlowRule, FrameHeaders, HeaderMatch, MATCH_FIELDS_BYTES, PacketTrapState, RssConfig,
 };
-use places::TablePlaces;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
+use table_places::TablePlaces;
 
 // `nic-core` and the C interface number the types of flows alike.
 const _: () = {
@@ -36,7 +36,7 @@ pub(crate) struct SteeringFlow {
     /// The packets that the flow takes.
     pub(crate) rule: FlowRule,
     /// The tag of the completions.
-    pub(crate) tag: u32,
+    pub(crate) flow_tag: u32,
     /// The place that describes how the queue pair spreads packets.
     pub(crate) rss_config_slot: Option<usize>,
 }
@@ -50,11 +50,11 @@ impl OwnFlows {
     ///
     /// # Errors
     /// `ENOMEM` if the table or shared memory is full.
-    pub(crate) fn add(&self, fabric: &Fabric, flow: &SteeringFlow) -> Result<usize, i32> {
+    pub(crate) fn add_flow(&self, fabric: &Fabric, flow: &SteeringFlow) -> Result<usize, i32> {
         // Held until the flow is counted: the number of places in use grows with the places.
         let mut places = lock(&self.0);
         let place = places.take_free_place(MAX_FLOWS).ok_or(libc::ENOMEM)?;
-        if let Err(errno) = write(fabric, place, flow) {
+        if let Err(errno) = write_flow(fabric, place, flow) {
             places.give_back(place);
             return Err(errno);
         }
@@ -65,12 +65,12 @@ impl OwnFlows {
     }
 
     /// Removes a flow.
-    pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
+    pub(crate) fn remove_flow(&self, fabric: &Fabric, place: usize) {
         let mut places = lock(&self.0);
         if let Some(shared) = fabric.this_process.segment.flow(place) {
             // The upper half stays: it counts how often the place was taken.
             shared
-                .generation_and_qp
+                .generation_and_qp_index_plus_1
                 .fetch_and(!u64::from(u32::MAX), Ordering::Release);
         }
         places.give_back(place);
@@ -78,7 +78,7 @@ impl OwnFlows {
     }
 }
 
-fn write(fabric: &Fabric, place: usize, flow: &SteeringFlow) -> Result<(), i32> {
+fn write_flow(fabric: &Fabric, place: usize, flow: &SteeringFlow) -> Result<(), i32> {
     let at = FLOWS_AT + place * size_of::<FlowShared>();
     fabric
         .back_with_memory(at, size_of::<FlowShared>())
@@ -101,7 +101,7 @@ fn write(fabric: &Fabric, place: usize, flow: &SteeringFlow) -> Result<(), i32> 
     shared
         .required_layers
         .store(pattern.required_layers, Ordering::Relaxed);
-    shared.tag.store(flow.tag, Ordering::Relaxed);
+    shared.flow_tag.store(flow.flow_tag, Ordering::Relaxed);
     let spread = flow.rss_config_slot.map_or(0, |place| 1 + place);
     shared
         .rss_index_plus_1
@@ -114,16 +114,23 @@ fn write(fabric: &Fabric, place: usize, flow: &SteeringFlow) -> Result<(), i32> 
             word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
-    let taken = shared.generation_and_qp.load(Ordering::Relaxed) >> 32;
+    let taken = shared
+        .generation_and_qp_index_plus_1
+        .load(Ordering::Relaxed)
+        >> 32;
     let entry = (taken + 1) << 32 | u64::from(number(1 + flow.qp_index)?);
-    shared.generation_and_qp.store(entry, Ordering::Release);
+    shared
+        .generation_and_qp_index_plus_1
+        .store(entry, Ordering::Release);
     Ok(())
 }
 
 /// Returns the flow at a place of a process. `None` if there is none.
-fn read(peer: &Peer, place: usize) -> Option<SteeringFlow> {
+fn read_flow(peer: &Peer, place: usize) -> Option<SteeringFlow> {
     let shared = peer.segment.flow(place)?;
-    let entry = shared.generation_and_qp.load(Ordering::Acquire);
+    let entry = shared
+        .generation_and_qp_index_plus_1
+        .load(Ordering::Acquire);
     #[allow(clippy::cast_possible_truncation)] // the lower half
     let qp = (entry as u32).checked_sub(1)? as usize;
     let priority = shared.priority_and_flags.load(Ordering::Relaxed);
@@ -149,12 +156,16 @@ fn read(peer: &Peer, place: usize) -> Option<SteeringFlow> {
                 mask: bytes(&shared.header_mask),
             },
         },
-        tag: shared.tag.load(Ordering::Relaxed),
+        flow_tag: shared.flow_tag.load(Ordering::Relaxed),
         rss_config_slot: spread.checked_sub(1).map(|place| place as usize),
     };
     // The flow may have been removed or replaced meanwhile. That change was counted, so the flows are read again.
     std::sync::atomic::fence(Ordering::Acquire);
-    (shared.generation_and_qp.load(Ordering::Relaxed) == entry).then_some(flow)
+    (shared
+        .generation_and_qp_index_plus_1
+        .load(Ordering::Relaxed)
+        == entry)
+        .then_some(flow)
 }
 
 /// A steering rule (`ibv_create_flow(3)`) of a process, in a sender's copy of the rules of all processes.
@@ -170,7 +181,7 @@ pub(crate) struct SteeredQp<'a> {
     /// Index of the queue pair in its process.
     pub(crate) qp_index: usize,
     /// The tag of the completion.
-    pub(crate) tag: u32,
+    pub(crate) flow_tag: u32,
 }
 
 /// A sender's copy of the steering rules of all processes.
@@ -179,34 +190,36 @@ pub(crate) struct KnownSteeringRules {
     /// The count of changes at which the flows were read.
     change_count_at_read: Option<u64>,
     /// The flows, in the order in which packets are tried against them.
-    flows: Vec<KnownSteeringRule>,
+    rules: Vec<KnownSteeringRule>,
 }
 
 impl KnownSteeringRules {
     /// Reads the flows again if they have changed.
-    pub(crate) fn refresh(&mut self, fabric: &Fabric) {
+    pub(crate) fn refresh_if_changed(&mut self, fabric: &Fabric) {
         let changes = fabric.flow_change_count().load(Ordering::Acquire);
         if self.change_count_at_read == Some(changes) {
             return;
         }
         self.change_count_at_read = Some(changes);
-        self.flows.clear();
+        self.rules.clear();
         for peer in fabric.live_processes() {
             let used = peer.segment.header().flow_slots_end.load(Ordering::Acquire);
             let used = usize::try_from(used).unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
-            for flow in (0..used).filter_map(|place| read(&peer, place)) {
-                let spread = flow.rss_config_slot.map(|place| spread::read(&peer, place));
+            for flow in (0..used).filter_map(|place| read_flow(&peer, place)) {
+                let spread = flow
+                    .rss_config_slot
+                    .map(|place| rss::read_rss_config(&peer, place));
                 if matches!(spread, Some(None)) {
                     continue;
                 }
-                self.flows.push(KnownSteeringRule {
+                self.rules.push(KnownSteeringRule {
                     rss_config: spread.flatten(),
                     peer: Arc::clone(&peer),
                     flow,
                 });
             }
         }
-        self.flows.sort_by_key(|entry| entry.flow.rule.sort_key());
+        self.rules.sort_by_key(|entry| entry.flow.rule.sort_key());
     }
 
     /// Returns the queue pairs that get a packet.
@@ -215,25 +228,25 @@ impl KnownSteeringRules {
         headers: &'a FrameHeaders,
     ) -> impl Iterator<Item = SteeredQp<'a>> + 'a {
         let mut trap = PacketTrapState::default();
-        self.flows.iter().filter_map(move |entry| {
+        self.rules.iter().filter_map(move |entry| {
             let flow = &entry.flow;
-            if !trap.gets_packet(&flow.rule, headers) || entry.peer.is_dead() {
+            if !trap.offer_to_next_rule(&flow.rule, headers) || entry.peer.is_dead() {
                 return None;
             }
             let qp = match &entry.rss_config {
-                Some(spread) => spread.qp_index(headers)?,
+                Some(spread) => spread.select_qp_index(headers)?,
                 None => flow.qp_index,
             };
             Some(SteeredQp {
                 peer: &entry.peer,
                 qp_index: qp,
-                tag: flow.tag,
+                flow_tag: flow.flow_tag,
             })
         })
     }
 
     /// Returns the processes that have flows.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = &Arc<Peer>> {
-        self.flows.iter().map(|entry| &entry.peer)
+    pub(crate) fn peers_with_flows(&self) -> impl Iterator<Item = &Arc<Peer>> {
+        self.rules.iter().map(|entry| &entry.peer)
     }
 }

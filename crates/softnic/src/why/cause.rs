@@ -41,11 +41,11 @@ pub(crate) enum FailureCause {
     /// The receive WR is shorter than the message.
     ShortReceive { len: u64, room: u64 },
     /// The operand of an atomic is not 8 bytes long.
-    OperandLength(u64),
+    WrongOperandLength(u64),
     /// The remote address of an atomic is not a multiple of 8.
     Unaligned(u64),
     /// READs and atomics are not allowed: `max_rd_atomic` of this side, or `max_dest_rd_atomic` of the peer, is 0.
-    NoReadResources { side: MemorySide },
+    NoReadOrAtomicResources { side: MemorySide },
     /// The peer's process has ended.
     PeerEnded { pid: u64 },
     /// No process of this fabric has the queue pair.
@@ -116,7 +116,7 @@ impl FailureCause {
                 access,
             },
             AccessDenied::WrongPdOrQp => Self::WrongProtectionDomain { side, bytes },
-            AccessDenied::Range => Self::OutOfRegion {
+            AccessDenied::OutOfRange => Self::OutOfRegion {
                 side,
                 bytes,
                 start: region.start,
@@ -126,7 +126,7 @@ impl FailureCause {
     }
 
     /// Returns the only possible cause of a status, for use if no other cause was noted.
-    pub(crate) fn of_status(status: ibv_wc_status) -> Option<Self> {
+    pub(crate) fn only_cause_of_status(status: ibv_wc_status) -> Option<Self> {
         match status {
             IBV_WC_LOC_PROT_ERR => Some(Self::MemoryInaccessible {
                 side: MemorySide::Local,
@@ -167,9 +167,9 @@ impl FailureCause {
             Self::RegionAccess { side, .. } => side.vendor_err_for_side(0x03),
             Self::WrongProtectionDomain { side, .. } => side.vendor_err_for_side(0x04),
             Self::MemoryInaccessible { side } => side.vendor_err_for_side(0x05),
-            Self::NoReadResources { side } => side.vendor_err_for_side(0x06),
+            Self::NoReadOrAtomicResources { side } => side.vendor_err_for_side(0x06),
             Self::TooLong { .. } => 0x07,
-            Self::OperandLength(_) => 0x08,
+            Self::WrongOperandLength(_) => 0x08,
             Self::QueuePairAccess(_) => 0x17,
             Self::Unaligned(_) => 0x18,
             Self::PeerEnded { .. } => 0x21,
@@ -235,17 +235,17 @@ impl Display for FailureCause {
                 f,
                 "the message has {len} bytes, and the receive work request {room}"
             ),
-            Self::OperandLength(len) => {
+            Self::WrongOperandLength(len) => {
                 write!(f, "the SGEs of an atomic have {len} bytes, not 8")
             }
             Self::Unaligned(addr) => write!(
                 f,
                 "the remote address {addr:#x} of an atomic is not a multiple of 8"
             ),
-            Self::NoReadResources { side: MemorySide::Local } => {
+            Self::NoReadOrAtomicResources { side: MemorySide::Local } => {
                 f.write_str("max_rd_atomic of the queue pair is 0")
             }
-            Self::NoReadResources { side: MemorySide::Remote } => {
+            Self::NoReadOrAtomicResources { side: MemorySide::Remote } => {
                 f.write_str("max_dest_rd_atomic of the responder's queue pair is 0")
             }
             Self::PeerEnded { pid } => write!(f, "the peer's process {pid} has ended"),
@@ -369,14 +369,14 @@ mod tests {
                 },
                 FailureCause::WrongProtectionDomain { side, bytes },
                 FailureCause::MemoryInaccessible { side },
-                FailureCause::NoReadResources { side },
+                FailureCause::NoReadOrAtomicResources { side },
             ]
         };
         let others = [
             FailureCause::QueuePairAccess(Access::RemoteRead),
             FailureCause::TooLong { len: 1, max: 0 },
             FailureCause::ShortReceive { len: 1, room: 0 },
-            FailureCause::OperandLength(4),
+            FailureCause::WrongOperandLength(4),
             FailureCause::Unaligned(1),
             FailureCause::PeerEnded { pid: 1 },
             FailureCause::NoPeer { qpn: 1 },

@@ -9,20 +9,20 @@
 //! `summary` counts failures, and prints the count and the first ones when the process ends. Without the variable, only
 //! a peer that no process of the fabric has is reported, once. `verbatim run` sets `summary`, and `each` with `--why`.
 
-mod amount;
 mod cause;
-mod refusal;
+mod refused_verbs;
 mod report;
+mod report_detail;
 mod summary;
 mod unreachable;
 
-pub use amount::WHY_VAR;
 pub(crate) use cause::{FailureCause, MemorySide, NamedMemoryRange};
-pub(crate) use refusal::{
+pub(crate) use refused_verbs::{
     einval_because, record_refusal_reason, report_refused_post, report_refused_verb,
 };
 pub(crate) use report::{
     FailureReport, QueuePairDescription, note_cause, report_invalid_request,
     report_refused_request, take_last_cause, vendor_err,
 };
+pub use report_detail::WHY_VAR;
 pub(crate) use unreachable::report_peer_not_in_fabric;

@@ -8,8 +8,8 @@ use nic_core::qp_state::QpType;
 use verbs_abi::strings::{wc_opcode_name, wc_status_name};
 use verbs_abi::*;
 
-use super::amount::{REPORT_DETAIL, ReportDetail, prints_each_failure, write_to_stderr};
 use super::cause::FailureCause;
+use super::report_detail::{REPORT_DETAIL, ReportDetail, prints_each_failure, write_to_stderr};
 use super::{summary, unreachable};
 
 thread_local! {
@@ -40,7 +40,7 @@ pub(crate) struct QueuePairDescription<'a> {
     /// `dest_qp_num`, if the queue pair is connected.
     pub(crate) peer_qpn: Option<u32>,
     /// The folder of its fabric.
-    pub(crate) fabric: &'a Path,
+    pub(crate) fabric_folder: &'a Path,
 }
 
 /// The report of a failed work request.
@@ -61,7 +61,7 @@ impl FailureReport<'_> {
             return;
         }
         if let Some(FailureCause::NoPeer { qpn }) = self.cause {
-            unreachable::report_peer_not_in_fabric(self.qp.fabric, (self.qp.qpn, qpn));
+            unreachable::report_peer_not_in_fabric(self.qp.fabric_folder, (self.qp.qpn, qpn));
         }
         match *REPORT_DETAIL {
             ReportDetail::OnlyUnreachablePeers => {}
@@ -86,7 +86,7 @@ impl FailureReport<'_> {
             "{} with wr_id {:#x} of {} queue pair {:#x}{to} failed with {} (vendor_err {:#x}): {why}",
             wc_opcode_name(self.opcode),
             self.wr_id,
-            type_name(qp.qp_type),
+            qp_type_name(qp.qp_type),
             qp.qpn,
             wc_status_name(self.status),
             vendor_err(self.cause),
@@ -94,7 +94,7 @@ impl FailureReport<'_> {
     }
 }
 
-fn type_name(qp_type: QpType) -> &'static str {
+fn qp_type_name(qp_type: QpType) -> &'static str {
     match qp_type {
         QpType::Rc => "RC",
         QpType::Uc => "UC",

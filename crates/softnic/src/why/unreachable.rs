@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::amount::write_to_stderr;
-use shm::fabric::{OtherFabric, other_fabrics, pid_namespace};
+use super::report_detail::write_to_stderr;
+use shm::fabric::{OtherFabric, list_other_fabrics, pid_namespace};
 
 /// Reports on standard error, once in this process, that the peer of queue pair `qpn` is not in `fabric`, and where it
 /// may be.
@@ -14,8 +14,8 @@ pub(crate) fn report_peer_not_in_fabric(fabric: &Path, (qpn, peer_qpn): (u32, u3
     if PRINTED.swap(true, Ordering::Relaxed) {
         return;
     }
-    let others = other_fabrics(fabric);
-    let text = explain(
+    let others = list_other_fabrics(fabric);
+    let text = explain_unreachable_peer(
         (qpn, peer_qpn),
         &fabric.display().to_string(),
         (rustix::process::geteuid().as_raw(), pid_namespace()),
@@ -27,7 +27,7 @@ pub(crate) fn report_peer_not_in_fabric(fabric: &Path, (qpn, peer_qpn): (u32, u3
 /// Number of fabrics that the report names: those that changed last.
 const SHOWN_FABRICS_MAX: usize = 5;
 
-fn explain(
+fn explain_unreachable_peer(
     (qpn, peer_qpn): (u32, u32),
     own: &str,
     here: (u32, u64),
@@ -45,7 +45,7 @@ fn explain(
     }
     for other in others.iter().take(SHOWN_FABRICS_MAX) {
         let _ = write!(text, "    {}: ", other.path.display());
-        text += &describe(other, here);
+        text += &describe_fabric(other, here);
     }
     if let Some(more) = others
         .len()
@@ -62,7 +62,7 @@ fn explain(
     text
 }
 
-fn describe(other: &OtherFabric, (uid, namespace): (u32, u64)) -> String {
+fn describe_fabric(other: &OtherFabric, (uid, namespace): (u32, u64)) -> String {
     let name = match &other.name {
         Some(name) => format!("fabric {name:?}"),
         None => "the default fabric".to_owned(),
@@ -92,7 +92,7 @@ mod tests {
             pid_namespace: 7,
             name: Some("b".to_owned()),
         };
-        let text = explain(
+        let text = explain_unreachable_peer(
             (1, 0x42),
             "/dev/shm/verbatim-0",
             (0, 1),
@@ -107,11 +107,11 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         let many = vec![other.clone(); SHOWN_FABRICS_MAX + 2];
-        let short = explain((1, 2), "x", (1, 1), &many);
+        let short = explain_unreachable_peer((1, 2), "x", (1, 1), &many);
         assert_eq!(short.matches("fabric \"b\"").count(), SHOWN_FABRICS_MAX);
         assert!(short.contains("and 2 more"), "{short}");
-        let own = explain((1, 2), "x", (1000, 7), &[other]);
+        let own = explain_unreachable_peer((1, 2), "x", (1000, 7), &[other]);
         assert!(own.contains("of this user\n"), "{own}");
-        assert!(explain((1, 2), "x", (1, 1), &[]).contains("has no other fabric"));
+        assert!(explain_unreachable_peer((1, 2), "x", (1, 1), &[]).contains("has no other fabric"));
     }
 }

@@ -1,6 +1,6 @@
 //! The client's side of the handshake.
 
-use super::codec::parse;
+use super::codec::parse_hello;
 use super::error::{EscapedBytes, HandshakeError};
 use super::hello::{Hello, HelloParseProgress, ParsedHello};
 use super::version::{HandshakeVersion, MAGIC_BYTES};
@@ -21,7 +21,7 @@ use super::version::{HandshakeVersion, MAGIC_BYTES};
 #[derive(Debug)]
 pub struct ClientHandshake {
     version: HandshakeVersion,
-    bytes: Vec<u8>,
+    received_bytes: Vec<u8>,
     max_bytes_to_read: usize,
 }
 
@@ -41,7 +41,7 @@ impl ClientHandshake {
     pub fn new(version: HandshakeVersion, own: &Hello) -> (Self, Vec<u8>) {
         let client = Self {
             version,
-            bytes: Vec::new(),
+            received_bytes: Vec::new(),
             max_bytes_to_read: MAGIC_BYTES,
         };
         (client, own.encode(version))
@@ -62,18 +62,18 @@ impl ClientHandshake {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(self.max_bytes_to_read.min(rest.len()));
-            self.bytes.extend_from_slice(now);
+            self.received_bytes.extend_from_slice(now);
             rest = later;
             self.max_bytes_to_read -= now.len();
             if self.max_bytes_to_read > 0 {
                 break;
             }
-            if let Some(magic) = self.bytes.first_chunk::<MAGIC_BYTES>()
+            if let Some(magic) = self.received_bytes.first_chunk::<MAGIC_BYTES>()
                 && magic != self.version.magic()
             {
                 return Err(HandshakeError::WrongMagic(EscapedBytes(*magic)));
             }
-            match parse(self.version, &self.bytes)? {
+            match parse_hello(self.version, &self.received_bytes)? {
                 HelloParseProgress::MissingBytes(more) => self.max_bytes_to_read = more,
                 HelloParseProgress::Done(ParsedHello::Rdma(hello)) => {
                     return Ok(Some(ServerAnswer::Rdma(hello)));

@@ -17,7 +17,7 @@ impl Hello {
 
 /// Parses the bytes of a hello that have been received so far. They begin with the magic of
 /// `version`.
-pub(crate) fn parse(
+pub(crate) fn parse_hello(
     version: HandshakeVersion,
     bytes: &[u8],
 ) -> Result<HelloParseProgress, HandshakeError> {

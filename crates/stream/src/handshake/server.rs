@@ -1,6 +1,6 @@
 //! The server's side of the handshake.
 
-use super::codec::parse;
+use super::codec::parse_hello;
 use super::error::HandshakeError;
 use super::hello::{Hello, HelloParseProgress, ParsedHello};
 use super::version::{HandshakeVersion, MAGIC_BYTES};
@@ -10,22 +10,22 @@ use super::{v2, v3};
 /// acknowledgement.
 #[derive(Debug, Default)]
 pub struct ServerHandshake {
-    state: State,
-    bytes: Vec<u8>,
+    state: ServerHandshakeState,
+    received_bytes: Vec<u8>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ServerHandshakeState {
     /// The server has received fewer than four bytes.
     #[default]
-    Magic,
-    Hello {
+    AwaitingMagic,
+    AwaitingHello {
         version: HandshakeVersion,
         wants: usize,
     },
     /// The hello is complete, and the server must answer next.
     Answering(HandshakeVersion),
-    Ack {
+    AwaitingAck {
         offered: bool,
     },
 }
@@ -35,12 +35,12 @@ enum State {
 pub enum ClientRequest {
     /// The first bytes are not a hello. These bytes belong to the protocol that the client speaks
     /// over plain TCP.
-    Plain(Vec<u8>),
+    OtherProtocol(Vec<u8>),
     /// The client can use RDMA. Connect a queue pair to the queue pair in this hello, then
     /// [encode_answer](ServerHandshake::encode_answer).
     Rdma(Hello),
     /// The server cannot serve the client's hello by RDMA and must [decline](ServerHandshake::encode_answer).
-    Tcp,
+    MustDecline,
 }
 
 impl ServerHandshake {
@@ -53,9 +53,11 @@ impl ServerHandshake {
     /// [`receive_ack`](Self::receive_ack).
     pub fn max_bytes_to_read(&self) -> usize {
         match self.state {
-            State::Magic | State::Ack { .. } => MAGIC_BYTES - self.bytes.len(),
-            State::Hello { wants, .. } => wants,
-            State::Answering(_) => 0,
+            ServerHandshakeState::AwaitingMagic | ServerHandshakeState::AwaitingAck { .. } => {
+                MAGIC_BYTES - self.received_bytes.len()
+            }
+            ServerHandshakeState::AwaitingHello { wants, .. } => wants,
+            ServerHandshakeState::Answering(_) => 0,
         }
     }
 
@@ -68,36 +70,40 @@ impl ServerHandshake {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(self.max_bytes_to_read().min(rest.len()));
-            self.bytes.extend_from_slice(now);
+            self.received_bytes.extend_from_slice(now);
             rest = later;
             let version = match &mut self.state {
-                State::Magic => match self.match_magic() {
-                    MagicMatch::Other => {
-                        self.bytes.extend_from_slice(rest);
-                        return Ok(Some(ClientRequest::Plain(std::mem::take(&mut self.bytes))));
+                ServerHandshakeState::AwaitingMagic => match self.match_magic() {
+                    MagicMatch::OtherMagic => {
+                        self.received_bytes.extend_from_slice(rest);
+                        return Ok(Some(ClientRequest::OtherProtocol(std::mem::take(
+                            &mut self.received_bytes,
+                        ))));
                     }
-                    MagicMatch::Short => continue,
-                    MagicMatch::Is(version) => version,
+                    MagicMatch::TooShort => continue,
+                    MagicMatch::Matches(version) => version,
                 },
-                State::Hello { version, wants } => {
+                ServerHandshakeState::AwaitingHello { version, wants } => {
                     *wants -= now.len();
                     if *wants > 0 {
                         break;
                     }
                     *version
                 }
-                State::Answering(_) | State::Ack { .. } => break,
+                ServerHandshakeState::Answering(_) | ServerHandshakeState::AwaitingAck { .. } => {
+                    break;
+                }
             };
-            match parse(version, &self.bytes)? {
+            match parse_hello(version, &self.received_bytes)? {
                 HelloParseProgress::MissingBytes(wants) => {
-                    self.state = State::Hello { version, wants }
+                    self.state = ServerHandshakeState::AwaitingHello { version, wants }
                 }
                 HelloParseProgress::Done(parsed) => {
-                    self.state = State::Answering(version);
-                    self.bytes.clear();
+                    self.state = ServerHandshakeState::Answering(version);
+                    self.received_bytes.clear();
                     return Ok(Some(match parsed {
                         ParsedHello::Rdma(hello) => ClientRequest::Rdma(hello),
-                        ParsedHello::Declined => ClientRequest::Tcp,
+                        ParsedHello::Declined => ClientRequest::MustDecline,
                     }));
                 }
             }
@@ -107,15 +113,15 @@ impl ServerHandshake {
 
     fn match_magic(&self) -> MagicMatch {
         for version in [HandshakeVersion::V2, HandshakeVersion::V3] {
-            if self.bytes == version.magic() {
-                return MagicMatch::Is(version);
+            if self.received_bytes == version.magic() {
+                return MagicMatch::Matches(version);
             }
         }
-        let begins = |version: HandshakeVersion| version.magic().starts_with(&self.bytes);
+        let begins = |version: HandshakeVersion| version.magic().starts_with(&self.received_bytes);
         if begins(HandshakeVersion::V2) || begins(HandshakeVersion::V3) {
-            MagicMatch::Short
+            MagicMatch::TooShort
         } else {
-            MagicMatch::Other
+            MagicMatch::OtherMagic
         }
     }
 
@@ -123,10 +129,10 @@ impl ServerHandshake {
     /// be ready. With `None`, the server declines RDMA.
     pub fn encode_answer(&mut self, own: Option<&Hello>) -> Vec<u8> {
         let version = match self.state {
-            State::Answering(version) => version,
+            ServerHandshakeState::Answering(version) => version,
             _ => HandshakeVersion::V2,
         };
-        self.state = State::Ack {
+        self.state = ServerHandshakeState::AwaitingAck {
             offered: own.is_some(),
         };
         match (version, own) {
@@ -141,13 +147,13 @@ impl ServerHandshake {
     /// # Errors
     /// Returns an error if the client acknowledges RDMA after the server has declined.
     pub fn receive_ack(&mut self, bytes: &[u8]) -> Result<Option<bool>, HandshakeError> {
-        self.bytes.extend_from_slice(bytes);
-        let Some(ack) = self.bytes.first_chunk() else {
+        self.received_bytes.extend_from_slice(bytes);
+        let Some(ack) = self.received_bytes.first_chunk() else {
             return Ok(None);
         };
         let wanted = u32::from_be_bytes(*ack) & 1 == 1;
         match self.state {
-            State::Ack { offered: true } => Ok(Some(wanted)),
+            ServerHandshakeState::AwaitingAck { offered: true } => Ok(Some(wanted)),
             _ if wanted => Err(HandshakeError::AckAfterDecline),
             _ => Ok(Some(false)),
         }
@@ -155,7 +161,7 @@ impl ServerHandshake {
 }
 
 enum MagicMatch {
-    Short,
-    Is(HandshakeVersion),
-    Other,
+    TooShort,
+    Matches(HandshakeVersion),
+    OtherMagic,
 }

@@ -79,8 +79,14 @@ fn wrong_hellos_are_refused_and_other_versions_declined() {
         hello[at..at + bytes.len()].copy_from_slice(bytes);
         hello
     };
-    assert_eq!(request(&with(6, &[0, 3])), Ok(Some(ClientRequest::Tcp)));
-    assert_eq!(request(&with(8, &[0, 2])), Ok(Some(ClientRequest::Tcp)));
+    assert_eq!(
+        request(&with(6, &[0, 3])),
+        Ok(Some(ClientRequest::MustDecline))
+    );
+    assert_eq!(
+        request(&with(8, &[0, 2])),
+        Ok(Some(ClientRequest::MustDecline))
+    );
     let field = |name: &str, outcome: Result<Option<ClientRequest>, HandshakeError>| match outcome {
         Err(HandshakeError::FieldOutOfRange { field, .. }) => assert_eq!(field, name),
         other => panic!("{name}: {other:?}"),
@@ -147,12 +153,14 @@ fn clients_of_other_protocols_lose_no_byte() {
     assert_eq!(server.receive(b"R"), Ok(None));
     assert_eq!(
         server.receive(b"PC"),
-        Ok(Some(ClientRequest::Plain(b"RPC".to_vec())))
+        Ok(Some(ClientRequest::OtherProtocol(b"RPC".to_vec())))
     );
     let http = ServerHandshake::new().receive(b"PRI * HTTP/2.0\r\n");
     assert_eq!(
         http,
-        Ok(Some(ClientRequest::Plain(b"PRI * HTTP/2.0\r\n".to_vec())))
+        Ok(Some(ClientRequest::OtherProtocol(
+            b"PRI * HTTP/2.0\r\n".to_vec()
+        )))
     );
 }
 

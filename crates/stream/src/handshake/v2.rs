@@ -40,7 +40,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> 
         return Ok(HelloParseProgress::MissingBytes(LEN - bytes.len()));
     }
     let mut rest = &bytes[MAGIC_BYTES..];
-    let len = u16::from_be_bytes(take(&mut rest));
+    let len = u16::from_be_bytes(take_array(&mut rest));
     if !(40..=MAX_HELLO_BYTES).contains(&len.into()) {
         return Err(HandshakeError::LengthOutOfRange {
             version: HandshakeVersion::V2,
@@ -55,19 +55,19 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> 
         ));
     }
     let versions: [u16; 2] = [
-        u16::from_be_bytes(take(&mut rest)),
-        u16::from_be_bytes(take(&mut rest)),
+        u16::from_be_bytes(take_array(&mut rest)),
+        u16::from_be_bytes(take_array(&mut rest)),
     ];
     if versions != [HELLO_VERSION, IMPL_VERSION] {
         return Ok(HelloParseProgress::Done(ParsedHello::Declined));
     }
     let hello = Hello {
-        block_bytes: u32::from_be_bytes(take(&mut rest)),
-        sq_size: u16::from_be_bytes(take(&mut rest)),
-        rq_size: u16::from_be_bytes(take(&mut rest)),
-        lid: u16::from_be_bytes(take(&mut rest)),
-        gid: take(&mut rest),
-        qpn: u32::from_be_bytes(take(&mut rest)),
+        block_bytes: u32::from_be_bytes(take_array(&mut rest)),
+        sq_size: u16::from_be_bytes(take_array(&mut rest)),
+        rq_size: u16::from_be_bytes(take_array(&mut rest)),
+        lid: u16::from_be_bytes(take_array(&mut rest)),
+        gid: take_array(&mut rest),
+        qpn: u32::from_be_bytes(take_array(&mut rest)),
     };
     hello
         .checked()
@@ -75,7 +75,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> 
 }
 
 /// Takes the next `N` bytes; the caller has checked that enough bytes remain.
-fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+fn take_array<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (first, after) = rest.split_first_chunk().expect("the length was checked");
     *rest = after;
     *first

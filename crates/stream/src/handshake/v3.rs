@@ -9,7 +9,7 @@ use super::version::{HandshakeVersion, MAGIC_BYTES};
 /// Maximum number of bytes of the Protocol Buffers message.
 const MAX_PROTOBUF_BYTES: u32 = 8192;
 /// Number of bytes before the Protocol Buffers message: magic and length.
-const HEAD_BYTES: usize = MAGIC_BYTES + 4;
+const MAGIC_AND_LENGTH_BYTES: usize = MAGIC_BYTES + 4;
 
 /// brpc's message `RdmaHello`. brpc declares its fields as required; here they are optional, so
 /// that a missing field is detected.
@@ -55,7 +55,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> 
         .get(MAGIC_BYTES..)
         .and_then(|rest| rest.first_chunk::<4>())
     else {
-        return Ok(HelloParseProgress::MissingBytes(HEAD_BYTES - bytes.len()));
+        return Ok(HelloParseProgress::MissingBytes(
+            MAGIC_AND_LENGTH_BYTES - bytes.len(),
+        ));
     };
     let len = u32::from_be_bytes(*len);
     if !(1..=MAX_PROTOBUF_BYTES).contains(&len) {
@@ -66,7 +68,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> 
             max: MAX_PROTOBUF_BYTES,
         });
     }
-    let message = &bytes[HEAD_BYTES..];
+    let message = &bytes[MAGIC_AND_LENGTH_BYTES..];
     let missing = usize::try_from(len).unwrap_or(usize::MAX) - message.len();
     if missing > 0 {
         return Ok(HelloParseProgress::MissingBytes(missing));

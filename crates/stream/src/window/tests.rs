@@ -33,8 +33,8 @@ fn every_quarter_of_the_window_is_signaled_with_what_it_frees() {
     assert_eq!(
         w.receive_credits(12),
         Err(TooManyCredits {
-            given: 12,
-            missing: 11
+            given_credits: 12,
+            missing_credits: 11
         })
     );
 }

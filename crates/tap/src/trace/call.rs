@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::errno::{errno, set_errno};
 use super::value::{TracedArgument, TracedResult};
-use crate::session::now_ns;
+use crate::mapped_counter_file::now_ns;
 
 /// Appends lines to the trace, each with the time and the thread before it. `lines` have no newlines at
 /// their ends.
@@ -22,12 +22,12 @@ pub(super) fn append_timestamped_lines<'a>(at_ns: u64, lines: impl IntoIterator<
             tid.as_raw_nonzero()
         );
     }
-    super::file::append(&text);
+    super::file::append_lines(&text);
 }
 
 /// Appends a line about an event other than a verb, with the time and the thread.
 pub fn append_event_line(line: &str) {
-    if super::is_on() {
+    if super::is_tracing_on() {
         let before = errno();
         append_timestamped_lines(now_ns(), [line]);
         set_errno(before);
@@ -67,7 +67,7 @@ impl TracedCall {
     /// more than the called function may read.
     /// more.
     #[allow(unsafe_code)]
-    pub unsafe fn input(&mut self, name: &str, value: impl TracedArgument) {
+    pub unsafe fn add_input(&mut self, name: &str, value: impl TracedArgument) {
         if self.argument_count > 0 {
             self.text.push_str(", ");
         }
@@ -75,7 +75,7 @@ impl TracedCall {
         self.text.push_str(name);
         self.text.push('=');
         // SAFETY: contract of this function.
-        unsafe { value.input(name, &mut self.text) };
+        unsafe { value.write_input(name, &mut self.text) };
     }
 
     /// Adds text to the line in the place of an argument.
@@ -89,14 +89,14 @@ impl TracedCall {
     /// succeeded.
     ///
     /// # Safety
-    /// The contract of [`TracedCall::input`] applies.
+    /// The contract of [`TracedCall::add_input`] applies.
     #[allow(unsafe_code)]
-    pub unsafe fn result<O: TracedResult>(&mut self, result: O) -> bool {
+    pub unsafe fn add_result<O: TracedResult>(&mut self, result: O) -> bool {
         self.errno = errno();
         self.ended_ns = now_ns();
         self.text.push(')');
         // SAFETY: contract of this function.
-        let good = unsafe { result.result(self.errno, &mut self.text) };
+        let good = unsafe { result.write_result(self.errno, &mut self.text) };
         let may_find_nothing = O::EAGAIN_IS_NOT_TRACED || self.takes_event;
         self.found_no_event = may_find_nothing && !good && self.errno == libc::EAGAIN;
         good
@@ -105,16 +105,16 @@ impl TracedCall {
     /// Adds to the line the value that the call stored through an argument, if this value is relevant.
     ///
     /// # Safety
-    /// The contract of [`TracedCall::input`] applies, and the call succeeded.
+    /// The contract of [`TracedCall::add_input`] applies, and the call succeeded.
     #[allow(unsafe_code)]
-    pub unsafe fn output(&mut self, name: &str, value: impl TracedArgument) {
+    pub unsafe fn add_output(&mut self, name: &str, value: impl TracedArgument) {
         let before = self.text.len();
         self.text.push_str(", ");
         self.text.push_str(name);
         self.text.push_str(": ");
         let begin = self.text.len();
         // SAFETY: contract of this function.
-        unsafe { value.output(&mut self.text) };
+        unsafe { value.write_output(&mut self.text) };
         if self.text.len() == begin {
             self.text.truncate(before);
         }

@@ -14,7 +14,7 @@ use super::legend::LEGEND;
 
 /// Environment variable that names the trace file, to which each process appends its lines: an absolute path. Without
 /// the variable nothing is traced.
-pub const TRACE_FILE_VARIABLE: &str = "VERBATIM_TRACE";
+pub const TRACE_FILE_ENV_VAR: &str = "VERBATIM_TRACE";
 
 /// A trace file to which this process appends lines.
 ///
@@ -32,13 +32,13 @@ struct TraceFile {
 ///
 /// # Errors
 /// Returns the errors of the file system.
-pub fn create(path: &Path, command: &str) -> io::Result<()> {
+pub fn create_trace_file(path: &Path, command: &str) -> io::Result<()> {
     let mut file = File::create(path)?;
     writeln!(file, "# verbatim trace of: {command}")?;
     file.write_all(LEGEND.as_bytes())
 }
 
-fn open(path: &Path) -> io::Result<File> {
+fn open_for_append(path: &Path) -> io::Result<File> {
     // Do not create the file: if it was removed, no reader waits for the lines of a late process.
     OpenOptions::new()
         .append(true)
@@ -50,8 +50,8 @@ fn trace_file() -> Option<&'static TraceFile> {
     static TRACE: OnceLock<Option<TraceFile>> = OnceLock::new();
     let trace = TRACE.get_or_init(|| {
         let path =
-            PathBuf::from(std::env::var_os(TRACE_FILE_VARIABLE).filter(|path| !path.is_empty())?);
-        let opened = open(&path).and_then(|file| Ok((file.metadata()?, file)));
+            PathBuf::from(std::env::var_os(TRACE_FILE_ENV_VAR).filter(|path| !path.is_empty())?);
+        let opened = open_for_append(&path).and_then(|file| Ok((file.metadata()?, file)));
         match opened {
             Ok((stat, file)) => Some(TraceFile {
                 path,
@@ -72,7 +72,7 @@ fn trace_file() -> Option<&'static TraceFile> {
 /// Returns true if the verbs of this process are traced.
 #[must_use]
 #[inline]
-pub fn is_on() -> bool {
+pub fn is_tracing_on() -> bool {
     trace_file().is_some()
 }
 
@@ -89,14 +89,14 @@ impl TraceFile {
         if known {
             return fd;
         }
-        let new = open(&self.path).map_or(-1, IntoRawFd::into_raw_fd);
+        let new = open_for_append(&self.path).map_or(-1, IntoRawFd::into_raw_fd);
         self.fd.store(new, Relaxed);
         new
     }
 }
 
 /// Appends lines to the trace file, each with a newline at its end. Lines that cannot be written are lost.
-pub(super) fn append(lines: &str) {
+pub(super) fn append_lines(lines: &str) {
     let Some(trace) = trace_file() else { return };
     let _hold_off = cancellation::HoldOff::new();
     let fd = trace.fd_reopened_if_replaced();

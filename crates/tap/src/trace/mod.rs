@@ -15,27 +15,27 @@
 )]
 
 mod call;
-mod control;
-mod data;
+mod context_operations;
+mod control_path;
+mod data_path;
 mod errno;
 mod file;
 mod legend;
-mod line;
 mod names;
-mod operations;
+mod parse_line;
 mod pointee;
 mod value;
 
 pub use call::{TracedCall, append_event_line};
-pub(crate) use control::{later_symbols, symbols};
-pub(crate) use data::{
-    PolledCompletion, record_empty_poll, start_time_if_tracing, write_built_list,
-    write_found_completion, write_found_completions, write_posted, write_posted_recvs,
+pub(crate) use context_operations::install_tracing_operations;
+pub(crate) use control_path::{later_symbols, symbols};
+pub(crate) use data_path::{
+    PolledCompletion, count_and_trace_empty_poll, start_time_if_tracing, trace_built_list,
+    trace_found_completion, trace_found_completions, trace_posted_recvs, trace_posted_sends,
 };
-pub use file::{TRACE_FILE_VARIABLE, create, is_on};
-pub use line::{PostRecv, PostSend, TraceEvent, TraceLine, TracedCompletion};
+pub use file::{TRACE_FILE_ENV_VAR, create_trace_file, is_tracing_on};
 pub use names::{HandleKind, NumberHandle, install_numbering_function, number_of};
-pub(crate) use operations::install_tracing_operations;
+pub use parse_line::{PostRecv, PostSend, TraceEvent, TraceLine, TracedCompletion};
 pub use value::{SyscallStyleResult, TracedArgument, TracedResult};
 
 /// Declares a traced function: a C function that calls `$inner` and writes a line about the call.
@@ -52,11 +52,11 @@ macro_rules! traced_function {
             unsafe {
                 #[allow(unused_mut)]
                 let mut call = $crate::trace::TracedCall::begin_line($shown);
-                $( call.input(stringify!($arg), $arg); )*
+                $( call.add_input(stringify!($arg), $arg); )*
                 let result = ($inner)($( $arg ),*);
                 #[allow(unused_variables)]
-                let good = call.result(result);
-                $( if good { call.output(stringify!($arg), $arg); } )*
+                let good = call.add_result(result);
+                $( if good { call.add_output(stringify!($arg), $arg); } )*
                 call.append_line();
                 result
             }

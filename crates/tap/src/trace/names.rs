@@ -38,7 +38,7 @@ fn with_handle_names<T>(work: impl FnOnce(&mut HandleNames) -> T) -> Option<T> {
 }
 
 /// Adds the name of a handle to the text. A handle that is new or unknown gets the next number of its kind.
-pub(crate) fn write_name(text: &mut String, kind: HandleKind, address: usize, is_new: bool) {
+pub(crate) fn write_handle_name(text: &mut String, kind: HandleKind, address: usize, is_new: bool) {
     if address == 0 {
         text.push_str("NULL");
         return;
@@ -209,13 +209,13 @@ tables! {
 }
 
 /// `enum ibv_placement_type`.
-pub(super) const PLACEMENTS: &[(&str, u32)] = &[
+pub(super) const FLUSH_PLACEMENT_NAMES: &[(&str, u32)] = &[
     ("IBV_FLUSH_GLOBAL", IBV_FLUSH_GLOBAL as u32),
     ("IBV_FLUSH_PERSISTENT", IBV_FLUSH_PERSISTENT as u32),
 ];
 
 /// `enum ibv_selectivity_level`.
-pub(super) const SELECTIVITIES: &[(&str, u32)] = &[
+pub(super) const FLUSH_SELECTIVITY_NAMES: &[(&str, u32)] = &[
     ("IBV_FLUSH_RANGE", IBV_FLUSH_RANGE as u32),
     ("IBV_FLUSH_MR", IBV_FLUSH_MR as u32),
 ];
@@ -239,7 +239,7 @@ mod tests {
 
     fn of(kind: HandleKind, address: usize, is_new: bool) -> String {
         let mut text = String::new();
-        write_name(&mut text, kind, address, is_new);
+        write_handle_name(&mut text, kind, address, is_new);
         text
     }
 

@@ -20,10 +20,10 @@ macro_rules! objects {
     ($( $type:ty = $name:literal, |$this:ident, $text:ident| $details:expr; )*) => {
         $(
             impl Pointee for $type {
-                const KIND: Option<HandleKind> = Some(HandleKind($name));
+                const HANDLE_KIND: Option<HandleKind> = Some(HandleKind($name));
 
                 #[allow(unused_unsafe, reason = "most have nothing to say")]
-                unsafe fn object_details($this: *const Self, $text: &mut String) {
+                unsafe fn write_object_details($this: *const Self, $text: &mut String) {
                     let _ = unsafe { $details };
                 }
             }
@@ -54,19 +54,19 @@ objects! {
 /// An extended queue pair has the same name as the queue pair: `ibv_qp_to_qp_ex(3)` returns the
 /// same queue pair.
 impl Pointee for ibv_qp_ex {
-    const KIND: Option<HandleKind> = Some(HandleKind("qp"));
+    const HANDLE_KIND: Option<HandleKind> = Some(HandleKind("qp"));
     const IS_NEW_WHEN_RETURNED: bool = false;
 }
 
 impl Pointee for rdma_cm_id {
-    const KIND: Option<HandleKind> = Some(HandleKind("id"));
+    const HANDLE_KIND: Option<HandleKind> = Some(HandleKind("id"));
     const IS_NEW_IN_ARGUMENT: bool = true;
 }
 
 impl Pointee for ibv_device {
-    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+    unsafe fn write_input(this: *const Self, name: &str, text: &mut String) {
         let device = unsafe { (&raw const (*this).name).cast::<c_char>() };
-        unsafe { device.input(name, text) };
+        unsafe { device.write_input(name, text) };
     }
 }
 
@@ -85,7 +85,7 @@ structures! {
 }
 
 impl Pointee for ibv_ops_wr {
-    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+    unsafe fn write_input(this: *const Self, _name: &str, text: &mut String) {
         let mut list = this;
         text.push('[');
         while let Some(op) = unsafe { list.as_ref() } {
@@ -117,18 +117,18 @@ impl Pointee for ibv_ops_wr {
 }
 
 impl Pointee for ibv_gid {
-    unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
+    unsafe fn write_input(this: *const Self, _name: &str, text: &mut String) {
         let _ = this;
         text.push('&');
     }
 
-    unsafe fn stored_value(this: *const Self, text: &mut String) {
+    unsafe fn write_stored_value(this: *const Self, text: &mut String) {
         let _ = write!(text, "{}", std::net::Ipv6Addr::from(unsafe { (*this).raw }));
     }
 }
 
 impl Pointee for ibv_ah_attr {
-    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+    unsafe fn write_input(this: *const Self, name: &str, text: &mut String) {
         text.push_str("&ibv_ah_attr");
         // The `ah_attr` of `ibv_init_ah_from_wc(3)` holds no value before the call.
         if name == "attr" {
@@ -166,7 +166,7 @@ fn write_qp_init_attr(
     ] {
         if handle != 0 {
             let _ = write!(text, ", {name} ");
-            write_name(text, HandleKind(kind), handle, false);
+            write_handle_name(text, HandleKind(kind), handle, false);
         }
     }
     let _ = write!(
@@ -177,7 +177,7 @@ fn write_qp_init_attr(
 }
 
 impl Pointee for ibv_qp_init_attr_ex {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         let cqs = [this.send_cq, this.recv_cq];
         write_qp_init_attr(
@@ -192,7 +192,7 @@ impl Pointee for ibv_qp_init_attr_ex {
 }
 
 impl Pointee for ibv_qp_init_attr {
-    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+    unsafe fn write_input(this: *const Self, name: &str, text: &mut String) {
         text.push_str("&ibv_qp_init_attr");
         // The `init_attr` of `ibv_query_qp(3)` holds no value before the call.
         if name == "qp_init_attr" {
@@ -211,29 +211,29 @@ impl Pointee for ibv_qp_init_attr {
 }
 
 impl Pointee for ibv_srq_init_attr {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let attr = unsafe { &(*this).attr };
         let _ = write!(text, "{{max_wr {}, max_sge {}}}", attr.max_wr, attr.max_sge);
     }
 }
 
 impl Pointee for ibv_cq_init_attr_ex {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         let _ = write!(text, "{{cqe {}, channel ", this.cqe);
-        unsafe { this.channel.input("", text) };
+        unsafe { this.channel.write_input("", text) };
         let _ = write!(text, ", wc_flags {:#x}}}", this.wc_flags);
     }
 }
 
 impl Pointee for ibv_alloc_dm_attr {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let _ = write!(text, "{{length {}}}", unsafe { (*this).length });
     }
 }
 
 impl Pointee for ibv_flow_attr {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         // Programs declare the structure as packed, so it need not be aligned.
         let attr = unsafe { this.read_unaligned() };
         text.push('{');
@@ -257,20 +257,20 @@ impl Pointee for ibv_flow_attr {
 }
 
 impl Pointee for ibv_wq_init_attr {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let attr = unsafe { &*this };
         let _ = write!(
             text,
             "{{max_wr {}, max_sge {}, cq ",
             attr.max_wr, attr.max_sge
         );
-        write_name(text, HandleKind("cq"), attr.cq.addr(), false);
+        write_handle_name(text, HandleKind("cq"), attr.cq.addr(), false);
         text.push('}');
     }
 }
 
 impl Pointee for ibv_wq_attr {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let attr = unsafe { &*this };
         if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
             text.push('{');
@@ -281,25 +281,29 @@ impl Pointee for ibv_wq_attr {
 }
 
 impl Pointee for ibv_rwq_ind_table_init_attr {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let log_size = unsafe { (*this).log_ind_tbl_size };
         let _ = write!(text, "{{log_ind_tbl_size {log_size}}}");
     }
 }
 
 impl Pointee for ibv_async_event {
-    unsafe fn stored_value(this: *const Self, text: &mut String) {
+    unsafe fn write_stored_value(this: *const Self, text: &mut String) {
         let (event, element) = unsafe { ((*this).event_type, &(*this).element) };
         write_named_value(text, event, "IBV_EVENT_", EVENTS);
         text.push(' ');
         // SAFETY: `ibv_get_async_event(3)` says which member is valid for the event.
         unsafe {
             match event {
-                IBV_EVENT_CQ_ERR => write_name(text, HandleKind("cq"), element.cq.addr(), false),
-                IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
-                    write_name(text, HandleKind("srq"), element.srq.addr(), false);
+                IBV_EVENT_CQ_ERR => {
+                    write_handle_name(text, HandleKind("cq"), element.cq.addr(), false)
                 }
-                IBV_EVENT_WQ_FATAL => write_name(text, HandleKind("wq"), element.wq.addr(), false),
+                IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                    write_handle_name(text, HandleKind("srq"), element.srq.addr(), false);
+                }
+                IBV_EVENT_WQ_FATAL => {
+                    write_handle_name(text, HandleKind("wq"), element.wq.addr(), false)
+                }
                 IBV_EVENT_QP_FATAL
                 | IBV_EVENT_QP_REQ_ERR
                 | IBV_EVENT_QP_ACCESS_ERR
@@ -308,7 +312,7 @@ impl Pointee for ibv_async_event {
                 | IBV_EVENT_PATH_MIG
                 | IBV_EVENT_PATH_MIG_ERR
                 | IBV_EVENT_QP_LAST_WQE_REACHED => {
-                    write_name(text, HandleKind("qp"), element.qp.addr(), false);
+                    write_handle_name(text, HandleKind("qp"), element.qp.addr(), false);
                 }
                 _ => {
                     let _ = write!(text, "port {}", element.port_num);
@@ -319,16 +323,16 @@ impl Pointee for ibv_async_event {
 }
 
 impl Pointee for rdma_cm_event {
-    unsafe fn stored_pointee(this: *const Self, text: &mut String) {
+    unsafe fn write_stored_pointee(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         write_named_value(text, this.event, "RDMA_CM_EVENT_", CM_EVENTS);
         text.push_str(", ");
         // The id of a connection request is a new object.
         let is_new = this.event == RDMA_CM_EVENT_CONNECT_REQUEST;
-        write_name(text, HandleKind("id"), this.id.addr(), is_new);
+        write_handle_name(text, HandleKind("id"), this.id.addr(), is_new);
         if !this.listen_id.is_null() {
             text.push_str(" of ");
-            write_name(text, HandleKind("id"), this.listen_id.addr(), false);
+            write_handle_name(text, HandleKind("id"), this.listen_id.addr(), false);
         }
         if this.status != 0 {
             let _ = write!(text, ", status {}", this.status);
@@ -337,7 +341,7 @@ impl Pointee for rdma_cm_event {
 }
 
 impl Pointee for rdma_conn_param {
-    unsafe fn input_content(this: *const Self, text: &mut String) {
+    unsafe fn write_input_content(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         let _ = write!(
             text,
@@ -354,7 +358,7 @@ impl Pointee for rdma_conn_param {
 }
 
 impl Pointee for libc::sockaddr {
-    unsafe fn input(this: *const Self, name: &str, text: &mut String) {
+    unsafe fn write_input(this: *const Self, name: &str, text: &mut String) {
         // The buffer for the peer's address holds no value before the call.
         if name == "from" {
             text.push('&');
@@ -396,7 +400,7 @@ mod tests {
         let text = |addr: *const libc::sockaddr| {
             let mut text = String::new();
             // SAFETY: the address has the length that its family implies.
-            unsafe { Pointee::input(addr, "addr", &mut text) };
+            unsafe { Pointee::write_input(addr, "addr", &mut text) };
             text
         };
         let mut ib = sockaddr_ib::zeroed();
@@ -423,7 +427,7 @@ mod tests {
         removal.next = &raw mut sync;
         let mut text = String::new();
         // SAFETY: a list with two elements.
-        unsafe { Pointee::input(&raw const removal, "op", &mut text) };
+        unsafe { Pointee::write_input(&raw const removal, "op", &mut text) };
         assert_eq!(
             text,
             "[TAG_DEL wr_id=8 handle 3 unexpected_cnt 5, TAG_SYNC wr_id=9 unexpected_cnt 0]"

@@ -2,7 +2,7 @@
 
 use super::outstanding::{IncomingOffer, OutstandingRequest};
 use super::state::{ConnectionProtocolState, DeferredAction};
-use crate::catalogue::PublishedHere;
+use crate::catalogue::PublishedHereError;
 use crate::error::Error;
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor};
 use crate::meta::TensorMeta;
@@ -92,7 +92,7 @@ impl ConnectionProtocolState {
             PeerRefusal::Cancelled => Error::Cancelled(name),
             PeerRefusal::TooLarge => Error::TooLarge { name, bytes },
             PeerRefusal::MemoryUnsuitable => Error::PeerCannotRegisterMemory(name),
-            PeerRefusal::Published => Error::PublishedByPeer(name),
+            PeerRefusal::PublishedByPeer => Error::PublishedByPeer(name),
         };
         self.defer_completion(
             removed.and_then(OutstandingRequest::into_pending),
@@ -119,7 +119,7 @@ impl ConnectionProtocolState {
             | OutstandingRequest::Remove(..) => return Err(none()),
         };
         *stripes += 1;
-        let expected = tensor.map(|t| stripes::count(t.meta().total_bytes(), queue_pairs));
+        let expected = tensor.map(|t| stripes::stripe_count(t.meta().total_bytes(), queue_pairs));
         if expected.is_some_and(|expected| *stripes < expected) {
             return Ok(());
         }
@@ -148,7 +148,9 @@ impl ConnectionProtocolState {
                             .push_back(PeerMessage::StoredOrRemoved { index: offer });
                     }
                     // It was published after it was offered.
-                    Err(PublishedHere) => self.queue_refusal(offer, PeerRefusal::Published),
+                    Err(PublishedHereError) => {
+                        self.queue_refusal(offer, PeerRefusal::PublishedByPeer)
+                    }
                 }
             }
             _ => {}

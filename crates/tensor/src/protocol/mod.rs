@@ -17,7 +17,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use crate::catalogue::PublishedHere;
+use crate::catalogue::PublishedHereError;
 use crate::message::{PeerMessage, PeerRefusal};
 use crate::queues::{ConnectedQps, DisconnectReason, QueueEvent};
 use crate::store::Store;
@@ -98,7 +98,9 @@ impl ConnectionProtocolState {
                         .unsent
                         .push_back(PeerMessage::StoredOrRemoved { index }),
                     Ok(None) => self.queue_refusal(index, PeerRefusal::Missing),
-                    Err(PublishedHere) => self.queue_refusal(index, PeerRefusal::Published),
+                    Err(PublishedHereError) => {
+                        self.queue_refusal(index, PeerRefusal::PublishedByPeer)
+                    }
                 }
                 Ok(())
             }

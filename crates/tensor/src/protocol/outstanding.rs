@@ -1,6 +1,6 @@
 //! Requests of this side that the peer has not answered.
 
-use crate::incoming::ReservedRoom;
+use crate::incoming_room::ReservedRoom;
 use crate::memory::Tensor;
 use crate::message::TensorName;
 use crate::operation::PendingOperation;

@@ -4,7 +4,7 @@ use verbs::RemoteMemory;
 
 use super::outstanding::{IncomingOffer, OutstandingRequest};
 use super::state::{ConnectionProtocolState, OutgoingTensor};
-use crate::incoming::{Admission, ReservedRoom};
+use crate::incoming_room::{Admission, ReservedRoom};
 use crate::memory::Tensor;
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor, TensorName};
 use crate::meta::TensorMeta;
@@ -130,7 +130,7 @@ impl ConnectionProtocolState {
             return Ok(());
         }
         if store.catalogue().is_published(&name) {
-            self.queue_refusal(index, PeerRefusal::Published);
+            self.queue_refusal(index, PeerRefusal::PublishedByPeer);
             return Ok(());
         }
         let offer = OfferedTensor {
@@ -146,7 +146,7 @@ impl ConnectionProtocolState {
         match admission {
             Admission::Admitted(offer, room) => self.fetch_offered_tensor(store, offer, room),
             Admission::Waits => {}
-            Admission::TooMany => self.queue_refusal(index, PeerRefusal::MemoryUnsuitable),
+            Admission::TooManyOffers => self.queue_refusal(index, PeerRefusal::MemoryUnsuitable),
         }
         Ok(())
     }

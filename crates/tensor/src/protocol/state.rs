@@ -107,7 +107,7 @@ impl ConnectionProtocolState {
         while let Some((index, transfer, remote)) =
             self.transfers_awaiting_send_queue_room.pop_front()
         {
-            match queues.write(index, &transfer.tensor, remote)? {
+            match queues.write_tensor(index, &transfer.tensor, remote)? {
                 Some(stripes) => drop(self.outgoing_transfers.insert(
                     index,
                     OutgoingTransfer {

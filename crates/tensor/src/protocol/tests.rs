@@ -4,7 +4,7 @@ use std::sync::{Mutex, Weak};
 
 use super::*;
 use crate::catalogue::TensorCatalogue;
-use crate::incoming::IncomingRoom;
+use crate::incoming_room::IncomingRoom;
 use crate::link::PeerLink;
 use crate::memory::{RegisteredPool, Tensor};
 use crate::message::{MESSAGE_BYTES, RequestedTensor, TensorName};
@@ -149,9 +149,13 @@ fn offers_beyond_the_capacity_are_not_asked_for_before_others_have_come() {
         reason: PeerRefusal::Missing,
     };
     connection.receive(&refusal).expect("an answer");
-    let (next, _room) = connection.store.incoming.next_admitted().expect("room");
+    let (next, _room) = connection
+        .store
+        .incoming
+        .take_next_admitted()
+        .expect("room");
     assert_eq!(next.peer_offer_index, 2);
-    assert!(connection.store.incoming.next_admitted().is_none());
+    assert!(connection.store.incoming.take_next_admitted().is_none());
 }
 
 #[test]

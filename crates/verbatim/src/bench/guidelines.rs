@@ -240,7 +240,7 @@ fn run_program_and_get_advice(
 ) -> Result<Option<Advice>> {
     let folder = tempfile::tempdir().context("cannot make a folder for the counters")?;
     let mut command = program_command(programs, keeps, repetitions.min(500))?;
-    command.env(tap::TAP_DIR_VARIABLE, folder.path());
+    command.env(tap::TAP_DIR_ENV_VAR, folder.path());
     run_and_read_stdout(command)?;
     let ledger = Ledger::collect(folder.path(), programs.guideline)?;
     let observed = programs
@@ -255,7 +255,7 @@ fn run_program_and_get_advice(
 /// Returns the program's units of work per second on the software NIC.
 fn measure_rate(programs: &GuidelinePrograms, keeps: bool, repetitions: u64) -> Result<f64> {
     let mut command = program_command(programs, keeps, repetitions)?;
-    command.env_remove(tap::TAP_DIR_VARIABLE);
+    command.env_remove(tap::TAP_DIR_ENV_VAR);
     let text = run_and_read_stdout(command)?;
     text.trim()
         .parse()

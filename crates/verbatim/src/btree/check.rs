@@ -146,7 +146,7 @@ impl CheckedSystem for TreeUnderTest<'_> {
 
     fn repeated_changes_not_reapplied(line: &ServeOrLoadLine) -> Option<u64> {
         match line {
-            ServeOrLoadLine::Stats(stats) => Some(stats.repeated),
+            ServeOrLoadLine::Stats(stats) => Some(stats.repeated_changes),
             _ => None,
         }
     }

@@ -436,15 +436,15 @@ fn measure_once(
         bounce_ns,
         load_s: seconds,
         memory_ratio: Some(bytes as f64 / (args.keys * (key_bytes + value_bytes) as u64) as f64),
-        lookups_per_s: lookups.rate,
+        lookups_per_s: lookups.operations_per_s,
         lookup_ns_p50: Some(lookups.latency.p50_ns as f64),
         lookup_ns_p99: Some(lookups.latency.p99_ns as f64),
         one_outstanding_ns_p50: alone.latency.p50_ns as f64,
-        scanned_entries_per_s: scans.scanned as f64 / scans.seconds,
+        scanned_entries_per_s: scans.scanned_entries as f64 / scans.seconds,
         changes_per_s: changes.changes as f64 / changes.seconds,
-        verified_answers: sum(|r| r.verified),
+        verified_answers: sum(|r| r.checked_answers),
         wrong_answers: sum(LoadReport::wrong_answers),
-        lost_requests: sum(|r| r.lost + r.full),
+        lost_requests: sum(|r| r.unanswered_requests + r.changes_refused_as_full),
     })
 }
 

@@ -133,16 +133,16 @@ fn serve<T: KeyOrValue>(
         listen: args.listen.clone(),
         nic: nic.config,
         node_bytes: args.strings.node_bytes(args.node_size),
-        sizes,
-        keys: args.keys.max(args.load),
+        key_and_value_limits: sizes,
+        key_capacity: args.keys.max(args.load),
         trees: args.trees,
         workers: args.workers,
         batch: args.batch,
-        queues: args.queues,
+        ud_qps_per_worker: args.queues,
         max_clients: args.max_clients,
         max_window: args.max_window,
         remote_writes: args.remote_writes,
-        lease_ms: u16::try_from(args.lease.as_millis()).unwrap_or(u16::MAX),
+        lock_lease_ms: u16::try_from(args.lease.as_millis()).unwrap_or(u16::MAX),
         splits: args.splits.iter().map(|i| key(stable_key(*i))).collect(),
         server_number: args.part,
         servers: args.parts.clone(),
@@ -205,10 +205,10 @@ fn load_stable_keys<T: KeyOrValue>(
         return print_json(&ServeOrLoadLine::Loaded {
             keys: loaded,
             seconds,
-            bytes: store.stats().bytes,
+            bytes: store.stats().used_node_bytes,
         });
     }
-    let bytes = store.stats().bytes;
+    let bytes = store.stats().used_node_bytes;
     let (key_bytes, value_bytes) = args.strings.key_and_value_bytes();
     #[allow(clippy::cast_precision_loss)] // a ratio
     let ratio = bytes as f64 / (loaded.max(1) * (key_bytes + value_bytes) as u64) as f64;
@@ -228,21 +228,21 @@ fn print_stats(args: &Args, stats: &ServerStats) -> Result<()> {
         "{} lookups ({} found), {} scans of {} entries, {} changes ({} came again); {} levels, {} nodes of {}, {} splits, \
          {} merges",
         stats.gets,
-        stats.hits,
+        stats.get_hits,
         stats.scans,
-        stats.scanned,
+        stats.scanned_entries,
         stats.changes,
-        stats.repeated,
+        stats.repeated_changes,
         stats.tree.levels,
-        stats.tree.nodes,
-        stats.tree.room,
+        stats.tree.used_nodes,
+        stats.tree.node_capacity,
         stats.tree.splits,
         stats.tree.merges,
     ))?;
     if args.remote_writes {
         print_line(format_args!(
             "{} locks freed for clients that were gone or slow, {} clients expelled",
-            stats.recovered_locks, stats.expelled
+            stats.recovered_locks, stats.expelled_clients
         ))?;
     }
     Ok(())

@@ -78,9 +78,9 @@ pub(super) fn connect_by_key_type<N, S>(
 ) -> Result<OfEitherKeys<N, S>> {
     match numbers() {
         Ok(client) => Ok(OfEitherKeys::Numbers(client)),
-        Err(ClientError::OtherKeys(Some(sizes))) => match strings() {
+        Err(ClientError::OtherKeyType(Some(sizes))) => match strings() {
             Ok(client) => Ok(OfEitherKeys::Strings(client, sizes)),
-            Err(ClientError::OtherKeys(_)) => {
+            Err(ClientError::OtherKeyType(_)) => {
                 bail!("some of the servers have numbers as keys, and some have byte strings")
             }
             Err(e) => Err(e).context("is the server running?"),
@@ -98,7 +98,7 @@ pub(super) fn connect_all<T: KeyOrValue>(
     let clients = servers.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
     if let Some((first, others)) = clients.split_first() {
         for other in others {
-            other.check_sizes(first.sizes())?;
+            other.check_key_and_value_limits(first.key_and_value_limits())?;
         }
     }
     Ok(clients)

@@ -54,9 +54,9 @@ impl WorkloadArgs {
         let plain = Workload {
             keys: self.keys,
             popularity: self.zipf.map_or(Popularity::Uniform, Popularity::Zipf),
-            updates: self.updates.unwrap_or(0.0),
-            inserts: self.inserts.unwrap_or(0.0),
-            scans: self.scans.unwrap_or(0.0),
+            update_fraction: self.updates.unwrap_or(0.0),
+            insert_fraction: self.inserts.unwrap_or(0.0),
+            scan_fraction: self.scans.unwrap_or(0.0),
             scan_length: self.scan_length,
             ..Workload::default()
         };
@@ -125,7 +125,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         server: server.clone(),
         nic: nic.config.clone(),
         access: args.access,
-        cache_nodes: args.cache,
+        max_cached_nodes: args.cache,
         window: args.workload.window,
         batch: args.workload.postlist,
         deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
@@ -145,13 +145,13 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             pipeline.put_initial_keys(&workload, (i, all))
         })?;
         for report in filled {
-            right &= report.full == 0 && report.lost == 0;
+            right &= report.changes_refused_as_full == 0 && report.unanswered_requests == 0;
             if args.json {
                 print_json(&ServeOrLoadLine::Filled(report))?;
             } else {
                 print_line(format_args!(
                     "{} keys put in {:.2} s, {} refused",
-                    report.changes, report.seconds, report.full
+                    report.changes, report.seconds, report.changes_refused_as_full
                 ))?;
             }
         }
@@ -166,7 +166,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     interruptible.finish();
     bar.finish_and_clear();
     for report in reports {
-        right &= any_answered_or_print_error(report.operations, report.lost);
+        right &= any_answered_or_print_error(report.operations, report.unanswered_requests);
         right &= report.has_no_wrong_answers();
         if args.json {
             print_json(&ServeOrLoadLine::Report(report))?;
@@ -277,20 +277,20 @@ fn print_load_report(report: &LoadReport) -> Result<()> {
         "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} lookups, {} scans of {} entries, {} \
          changes, {} refused, {} lost, {} reconnects; {} answers checked: {} wrong values, {} missing, {} deleted and \
          found, {} wrong scans",
-        format_three_digits(report.rate / 1e6),
+        format_three_digits(report.operations_per_s / 1e6),
         report.operations,
         report.seconds,
         report.lookups,
         report.scans,
-        report.scanned,
+        report.scanned_entries,
         report.changes,
-        report.full,
-        report.lost,
-        report.client.reconnects,
-        report.verified,
+        report.changes_refused_as_full,
+        report.unanswered_requests,
+        report.client_stats.reconnects,
+        report.checked_answers,
         report.wrong_values,
-        report.missing,
-        report.ghosts,
+        report.missing_keys,
+        report.deleted_keys_found,
         report.wrong_scans
     ))
 }

@@ -187,8 +187,9 @@ fn measure_row_per_size(
         })
     };
     let setups = args.ranks.iter().flat_map(|ranks| of_ranks(*ranks));
-    let name =
-        |setup: &CollectiveParameters| format!("{} ranks, {} bytes", setup.ranks, setup.buffer_bytes);
+    let name = |setup: &CollectiveParameters| {
+        format!("{} ranks, {} bytes", setup.ranks, setup.buffer_bytes)
+    };
     simulate(setups.collect(), name, |setup, _| {
         let row = one(setup)?;
         if args.json {

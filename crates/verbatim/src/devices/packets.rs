@@ -172,7 +172,7 @@ impl PacketPathReport {
 
 impl HostAddress {
     fn from_report(report: AddressReport) -> Self {
-        let (state, processes, problem) = match report.udp_port {
+        let (state, processes, problem) = match report.udp_port_users {
             UdpPortUsers::Free => ("free", 0, None),
             UdpPortUsers::Shared(processes) => ("shared", processes, None),
             UdpPortUsers::Unavailable(message) => ("unavailable", 0, Some(message)),
@@ -251,7 +251,7 @@ mod tests {
             addresses: vec![AddressReport {
                 ip: "192.0.2.7".parse().unwrap(),
                 interface: Some("eth0".to_owned()),
-                udp_port,
+                udp_port_users: udp_port,
                 receive_buffer_bytes: Some(208 << 10),
                 gso: true,
                 gro: false,

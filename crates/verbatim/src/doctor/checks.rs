@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use softnic::UdpPortUsers;
-use softnic::environment;
+use softnic::peer_access_check;
 
 use super::peer_memory_reads::{self, ReadErrors};
 use super::requirement::{Requirement, RequirementState};
@@ -149,7 +149,7 @@ fn ptrace_scope_message_suffix() -> String {
 
 fn check_private_memory_mapping() -> Requirement {
     const WHAT: &str = "map private memory of programs";
-    match environment::check_userfaultfd() {
+    match peer_access_check::check_userfaultfd() {
         Ok(()) => Requirement::ok(WHAT, "userfaultfd works"),
         Err(e) => Requirement::not_ok(
             WHAT,
@@ -221,7 +221,7 @@ fn check_packet_path() -> Requirement {
     let mut usable = Vec::new();
     let mut refused = Vec::new();
     for address in &report.addresses {
-        match &address.udp_port {
+        match &address.udp_port_users {
             UdpPortUsers::Unavailable(why) => refused.push(format!("{}: {why}", address.ip)),
             UdpPortUsers::Free | UdpPortUsers::Shared(_) => usable.push(address.ip.to_string()),
         }

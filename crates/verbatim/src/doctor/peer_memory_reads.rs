@@ -10,7 +10,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
-use softnic::environment::{self, PeerReadCall};
+use softnic::peer_access_check::{self, PeerReadCall};
 
 /// The content of the memory that the test reads.
 const TEST_PATTERN: [u8; 16] = *b"verbatim doctor\n";
@@ -56,7 +56,7 @@ pub(super) struct ReadErrors {
 
 /// Keeps the pattern in memory until standard input ends.
 pub(super) fn hold_pattern() -> Result<()> {
-    environment::allow_peer_access();
+    peer_access_check::allow_peer_access();
     let private = Box::new(TEST_PATTERN);
     let mut file = File::from(memfd_create("verbatim-doctor", MemfdFlags::CLOEXEC)?);
     file.write_all(&TEST_PATTERN)?;
@@ -74,11 +74,12 @@ pub(super) fn hold_pattern() -> Result<()> {
 
 /// Reads the memory of the process at the given address, in each of the ways.
 pub(super) fn errors_of_each_read_method(at: PatternLocation) -> ReadErrors {
-    let read = |call| match environment::read_memory(call, at.pid, at.private_memory_address) {
-        Ok(TEST_PATTERN) => None,
-        Ok(_) => Some("other bytes are there".to_owned()),
-        Err(e) => Some(e.to_string()),
-    };
+    let read =
+        |call| match peer_access_check::read_peer_memory(call, at.pid, at.private_memory_address) {
+            Ok(TEST_PATTERN) => None,
+            Ok(_) => Some("other bytes are there".to_owned()),
+            Err(e) => Some(e.to_string()),
+        };
     let by_descriptor = File::options()
         .read(true)
         .write(true)

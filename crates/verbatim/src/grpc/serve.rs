@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let _ = tell.send(());
     });
     runtime.block_on(async {
-        let listener = Listener::with_config(args.listen, config).await;
+        let listener = Listener::bind_with_config(args.listen, config).await;
         let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
         let address = listener.local_addr()?;
         if args.json {

@@ -197,7 +197,7 @@ pub(crate) fn run_check_client(args: &ClientArgs) -> Result<CommandOutcome> {
         nic: nic.config,
         window: args.ask.window,
         batch: args.ask.window,
-        value_bytes: args.ask.value_size.min(1064),
+        max_single_message_value_bytes: args.ask.value_size.min(1064),
         // A short timeout, so that the client soon asks a stopped server again.
         answer_ms: 100,
         deadline_ms: 20_000,

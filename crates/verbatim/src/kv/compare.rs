@@ -387,7 +387,7 @@ fn round_from_reports(
         round,
         name: String::new(),
         bounce_ns: None,
-        rate_per_s: all.iter().map(|r| r.rate).sum(),
+        rate_per_s: all.iter().map(|r| r.operations_per_s).sum(),
         latency_ns_p50: medians.get(medians.len() / 2).copied().unwrap_or(0) as f64,
         latency_ns_p99: all.iter().map(|r| r.latency.p99_ns as f64).reduce(f64::max),
         one_outstanding_ns_p50: alone.latency.p50_ns as f64,
@@ -395,8 +395,8 @@ fn round_from_reports(
         answers_per_doorbell: (stats.doorbells > 0)
             .then(|| stats.answers as f64 / stats.doorbells as f64),
         misses: sum(|r| r.misses),
-        lost_requests: sum(|r| r.lost),
-        verified_values: Some(sum(|r| r.verified)),
+        lost_requests: sum(|r| r.unanswered_requests),
+        verified_values: Some(sum(|r| r.checked_values)),
         wrong_values: sum(|r| r.wrong_values + r.wrong_versions),
     }
 }
@@ -435,7 +435,7 @@ fn read_reports(mut lines: ChildLines<ServeOrLoadLine>) -> Result<Vec<LoadReport
         match line {
             ServeOrLoadLine::Report(report) => all.push(report),
             ServeOrLoadLine::Filled(report) => {
-                if report.full > 0 || report.lost > 0 {
+                if report.changes_refused_as_full > 0 || report.unanswered_requests > 0 {
                     bail!("the store could not be filled: {report:?}");
                 }
                 all.push(report);

@@ -201,21 +201,21 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
         design: args.design,
         workers: args.workers,
         batch: args.batch,
-        queues: args.queues,
+        ud_qps_per_worker: args.queues,
         max_clients: args.max_clients,
         max_window: args.max_window,
-        mode: if args.store {
+        full_policy: if args.store {
             FullPolicy::Store
         } else {
             FullPolicy::Cache
         },
-        items: args.keys,
-        key_bytes: args.key_size,
-        read_size: args.records.read_size.unwrap_or(0),
+        item_capacity: args.keys,
+        expected_key_bytes: args.key_size,
+        neighbourhood_read_bytes: args.records.read_size.unwrap_or(0),
         lock_placement: args.records.locks,
         record_align: args.records.record_align,
-        lease_ms: u16::try_from(args.records.lease.as_millis()).unwrap_or(u16::MAX),
-        value_bytes: args.value_size,
+        lock_lease_ms: u16::try_from(args.records.lease.as_millis()).unwrap_or(u16::MAX),
+        expected_value_bytes: args.value_size,
         log_bytes: args.memory,
         ..ServerConfig::default()
     }

@@ -56,7 +56,7 @@ impl WorkloadArgs {
             key_bytes: self.key_size,
             value_bytes: self.value_size,
             popularity: self.zipf.map_or(Popularity::Uniform, Popularity::Zipf),
-            puts: self.puts.unwrap_or(0.05),
+            put_fraction: self.puts.unwrap_or(0.05),
             ..Workload::default()
         };
         match self.ycsb {
@@ -138,7 +138,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         nic: nic.config,
         window: args.workload.window(),
         batch: args.workload.postlist,
-        value_bytes: args.workload.value_size.min(1064),
+        max_single_message_value_bytes: args.workload.value_size.min(1064),
         deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
         ..ClientConfig::default()
     };
@@ -156,13 +156,13 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             load::put_every_nth_key_once(pipeline, &workload, (i, all))
         })?;
         for report in filled {
-            right &= report.full == 0 && report.lost == 0;
+            right &= report.changes_refused_as_full == 0 && report.unanswered_requests == 0;
             if args.json {
                 print_json(&ServeOrLoadLine::Filled(report))?;
             } else {
                 print_line(format_args!(
                     "{} keys put in {:.2} s, {} refused",
-                    report.changes, report.seconds, report.full
+                    report.changes, report.seconds, report.changes_refused_as_full
                 ))?;
             }
         }
@@ -177,7 +177,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         })?;
         interruptible.finish();
         for report in reports {
-            right &= any_answered_or_print_error(report.operations, report.lost);
+            right &= any_answered_or_print_error(report.operations, report.unanswered_requests);
             right &= report.all_checks_passed() && (args.allow_misses || report.misses == 0);
             if args.json {
                 print_json(&ServeOrLoadLine::Report(report))?;
@@ -225,17 +225,17 @@ fn print_load_report(report: &LoadReport) -> Result<()> {
     print_line(format_args!(
         "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} GETs, {} misses, {} changes, {} \
          conflicts, {} refused, {} lost, {} reconnects; {} values checked, {} wrong, {} versions went back",
-        format_three_digits(report.rate / 1e6),
+        format_three_digits(report.operations_per_s / 1e6),
         report.operations,
         report.seconds,
         report.gets,
         report.misses,
         report.changes,
         report.conflicts,
-        report.full,
-        report.lost,
-        report.client.reconnects,
-        report.verified,
+        report.changes_refused_as_full,
+        report.unanswered_requests,
+        report.client_stats.reconnects,
+        report.checked_values,
         report.wrong_values,
         report.wrong_versions
     ))

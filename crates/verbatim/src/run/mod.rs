@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let words = ledger::join_command_line(&args.command);
     if let Some(file) = &args.trace {
         command.env(
-            tap::trace::TRACE_FILE_VARIABLE,
+            tap::trace::TRACE_FILE_ENV_VAR,
             create_trace_file(file, &words)?,
         );
     }
@@ -333,7 +333,7 @@ fn preload_tap_for_system_provider(args: &Args, command: &mut Command) -> Result
 /// Creates the file of a trace and returns its absolute path, since the program may change its working directory.
 fn create_trace_file(file: &Path, words: &str) -> Result<PathBuf> {
     let cannot = || format!("cannot write the trace {}", file.display());
-    tap::trace::create(file, words).with_context(cannot)?;
+    tap::trace::create_trace_file(file, words).with_context(cannot)?;
     file.canonicalize().with_context(cannot)
 }
 

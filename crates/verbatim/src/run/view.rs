@@ -71,7 +71,7 @@ pub(super) fn write_file(path: &Path, content: &SysfsContent) -> io::Result<()> 
     match content {
         SysfsContent::Text(text) => fs::write(path, text),
         SysfsContent::Bytes(bytes) => fs::write(path, bytes),
-        SysfsContent::Folder(folder) => symlink(folder, path),
+        SysfsContent::ExternalFolderLink(folder) => symlink(folder, path),
         SysfsContent::Link(to) => symlink(to, path),
     }
 }

@@ -219,7 +219,7 @@ mod tests {
             why: "so says the test".to_owned(),
         };
         Capabilities {
-            lacks: lacks.iter().map(lack).collect(),
+            missing_capabilities: lacks.iter().map(lack).collect(),
             ..context.capabilities().unwrap().clone()
         }
     }

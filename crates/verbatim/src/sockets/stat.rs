@@ -1,16 +1,16 @@
 //! The TCP connections of this user's processes, and their state.
 
 use anyhow::{Context, Result};
-use sockets::stat::{Connection, TotalsOfEndedConnections};
+use sockets::connection_stats::{ConnectionStats, TotalsOfEndedConnections};
 
 use crate::CommandOutcome;
 use crate::output;
 
 /// Prints the existing connections, and the totals of the ended connections.
 pub(super) fn print_connections(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> {
-    let found =
-        sockets::stat::live_connections(fabric).context("cannot read the fabric's folder")?;
-    let ended = sockets::stat::totals_of_ended_connections(fabric)
+    let found = sockets::connection_stats::live_connections(fabric)
+        .context("cannot read the fabric's folder")?;
+    let ended = sockets::connection_stats::totals_of_ended_connections(fabric)
         .context("cannot read the totals of the connections that have ended")?;
     if json {
         for connection in &found {
@@ -28,7 +28,7 @@ pub(super) fn print_connections(fabric: Option<&str>, json: bool) -> Result<Comm
 }
 
 /// Makes a table with a line for each direction of a connection.
-fn table(found: Vec<Connection>) -> comfy_table::Table {
+fn table(found: Vec<ConnectionStats>) -> comfy_table::Table {
     let header = [
         "from",
         "to",
@@ -41,16 +41,16 @@ fn table(found: Vec<Connection>) -> comfy_table::Table {
     ];
     let mut table = output::table(header, &[5, 6]);
     for connection in found {
-        for way in connection.ways {
+        for way in connection.directions {
             table.add_row([
                 way.from,
                 way.to,
-                format!("{} -> {}", way.sender, way.receiver),
-                connection.ends.to_owned(),
+                format!("{} -> {}", way.sender_pid, way.receiver_pid),
+                connection.one_or_two_hosts.to_owned(),
                 way.path.to_owned(),
-                way.bytes.to_string(),
-                way.wakes.to_string(),
-                connection.reason.to_owned(),
+                way.rdma_bytes.to_string(),
+                way.wake_bytes.to_string(),
+                connection.not_rdma_reason.to_owned(),
             ]);
         }
     }
@@ -62,9 +62,9 @@ fn table(found: Vec<Connection>) -> comfy_table::Table {
 fn format_ended_totals(ended: &TotalsOfEndedConnections) -> String {
     let mut text = format!(
         "Ended: {} connections that RDMA carried, with {} bytes and {} wakes",
-        ended.carried, ended.bytes, ended.wakes
+        ended.rdma_connections, ended.rdma_bytes, ended.wake_bytes
     );
-    for (reason, count) in &ended.on_tcp {
+    for (reason, count) in &ended.tcp_connections_by_reason {
         text += &format!("\n       {count} on TCP: {reason}");
     }
     text
@@ -77,10 +77,10 @@ mod tests {
     #[test]
     fn each_reason_has_its_line() {
         let ended = TotalsOfEndedConnections {
-            carried: 2,
-            bytes: 300,
-            wakes: 4,
-            on_tcp: vec![("shut down or closed", 5)],
+            rdma_connections: 2,
+            rdma_bytes: 300,
+            wake_bytes: 4,
+            tcp_connections_by_reason: vec![("shut down or closed", 5)],
         };
         assert_eq!(
             format_ended_totals(&ended),

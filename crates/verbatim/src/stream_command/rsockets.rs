@@ -16,7 +16,7 @@ const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 
 /// Makes the sockets of this process use the embedded software NIC.
 fn use_softnic() {
-    rdmacm::set_provider(|| {
+    rdmacm::set_provider_finder(|| {
         Ok(rdmacm::Provider {
             verbs: softnic::symbols(),
             fabric_dir: softnic::fabric_dir()

@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let _ = tell.send(());
     });
     new_tokio_runtime()?.block_on(async {
-        let listener = Listener::with_config(args.listen, config).await;
+        let listener = Listener::bind_with_config(args.listen, config).await;
         let mut listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
         // The file of the Unix socket is removed when the server ends.
         let _unix_file = args.unix.as_deref().map(listen_unix).transpose()?;

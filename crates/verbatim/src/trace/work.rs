@@ -47,7 +47,7 @@ impl PostToCompletionMatcher {
     ) -> Vec<TracedWork> {
         let key = |queue: &str| (line.pid, queue.to_owned());
         match &line.event {
-            TraceEvent::PostSend(post) if post.refused.is_none() => {
+            TraceEvent::PostSend(post) if post.refusal_reason.is_none() => {
                 let work = TracedWork {
                     pid: line.pid,
                     qp_or_srq_name: post.qp.clone(),
@@ -68,7 +68,7 @@ impl PostToCompletionMatcher {
                     .push_back(work);
                 Vec::new()
             }
-            TraceEvent::PostRecv(post) if post.refused.is_none() => {
+            TraceEvent::PostRecv(post) if post.refusal_reason.is_none() => {
                 let work = TracedWork {
                     pid: line.pid,
                     qp_or_srq_name: post.queue.clone(),

@@ -1,6 +1,6 @@
 //! Drivers with known deviations from the specification that queries and probes do not show.
 
-use super::kinds::{Capability, MissingCapability};
+use super::capability_types::{Capability, MissingCapability};
 
 /// A capability that a driver is known to lack.
 struct KnownGap {

@@ -1,6 +1,6 @@
 //! Determines the capabilities of a device from its attributes and by creating small objects.
 
-use super::kinds::{Capabilities, Capability, MaxInlineBytes, MissingCapability};
+use super::capability_types::{Capabilities, Capability, MaxInlineBytes, MissingCapability};
 use super::known_gaps;
 use crate::attr::{DeviceAttr, TransportType};
 use crate::context::Context;
@@ -69,13 +69,13 @@ fn probe_device(context: &Context) -> Result<Capabilities, VerbError> {
     Ok(Capabilities {
         provider_name: context.provider().name(),
         device_name: context.device_name().to_owned(),
-        lacks: [
+        missing_capabilities: [
             answers.missing_capabilities(),
             known_gaps::missing_by_driver(driver.as_deref()),
         ]
         .concat(),
         driver,
-        inline_bytes: MaxInlineBytes { rc, uc, ud },
+        max_inline_bytes: MaxInlineBytes { rc, uc, ud },
         max_rd_atomic,
         max_dest_rd_atomic,
     })
@@ -243,13 +243,13 @@ mod tests {
             .open()
             .expect("opens");
         let found = context.capabilities().expect("found out");
-        assert_eq!(found.lacks, []);
+        assert_eq!(found.missing_capabilities, []);
         assert!(Capability::ALL.iter().all(|&c| found.has(c)));
         assert_eq!(
             (found.provider_name, found.driver.as_deref()),
             ("softnic", None)
         );
-        let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
+        let MaxInlineBytes { rc, uc, ud } = found.max_inline_bytes;
         assert!(rc > 0 && rc == uc && uc == ud);
         // The reported size is exact to the byte.
         let (pd, cq) = (

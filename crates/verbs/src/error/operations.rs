@@ -211,7 +211,7 @@ operation_errors! {
         Refused {} => "{verb} failed: {source}";
     }
 
-    /// The error of changing a queue pair's state: `connect`, `to_error`.
+    /// The error of changing a queue pair's state: `connect`, `move_to_error_state`.
     ModifyError {
         /// `EINVAL`: an attribute is beyond its range or the limit of the device.
         OutOfRange {
@@ -272,7 +272,7 @@ operation_errors! {
     }
 }
 
-const fn is_unreachable(errno: i32) -> bool {
+const fn is_unreachable_errno(errno: i32) -> bool {
     matches!(
         errno,
         libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ETIMEDOUT
@@ -341,7 +341,7 @@ impl CreateError {
 
 impl AddressError {
     pub(crate) fn of(verb: &'static str, source: io::Error) -> Self {
-        if is_unreachable(errno_or_zero(&source)) {
+        if is_unreachable_errno(errno_or_zero(&source)) {
             Self::Unreachable { verb, source }
         } else {
             Self::Refused { verb, source }
@@ -454,7 +454,7 @@ impl ModifyError {
                 verb,
                 source,
             },
-            (errno, _) if is_unreachable(errno) => Self::Unreachable {
+            (errno, _) if is_unreachable_errno(errno) => Self::Unreachable {
                 from,
                 to,
                 verb,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::errno_of;
+use super::errno_of_return_value;
 
 /// The reason of a refused post, from the errno of `ibv_post_send(3)` or `ibv_post_recv(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -39,7 +39,7 @@ pub struct PostError {
 
 impl PostError {
     pub(crate) fn from_ret(verb: &'static str, ret: i32, bad_wr: usize) -> Self {
-        let kind = match errno_of(ret) {
+        let kind = match errno_of_return_value(ret) {
             libc::ENOMEM => PostErrorKind::QueueFull,
             libc::EINVAL => PostErrorKind::InvalidWr,
             libc::EFAULT => PostErrorKind::InvalidQp,

@@ -13,7 +13,7 @@ pub(super) fn softnic() -> &'static Symbols {
     if tap::is_counting_or_tracing() {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         return TAPPED.get_or_init(|| {
-            softnic::observe_faults(tap::trace::append_event_line);
+            softnic::register_fault_observer(tap::trace::append_event_line);
             tap::symbols::<SoftNicTapProvider>()
         });
     }

@@ -8,7 +8,7 @@ use rpc::one_sided::{OneSidedQueue, RequestSteps};
 
 use super::{
     AfterUnlock, AwaitedCompletion, READ_DATA_OFFSET_IN_SLOT_BUFFER, RemoteRecordsClientDesign,
-    SlotState,
+    RequestState,
 };
 use crate::Design;
 use crate::client::design::{AnswerEffect, ClientDesign, OneSidedOps, StepOutcome};
@@ -39,7 +39,7 @@ impl ClientDesign for RemoteRecordsClientDesign {
                 missing: "keeps no times to live in its records; herd does, and reads with a read size of 0",
             });
         }
-        if changes && !self.record_fits(op) {
+        if changes && !self.op_fits_record(op) {
             return Err(ClientError::TooLong);
         }
         Ok(())
@@ -47,9 +47,9 @@ impl ClientDesign for RemoteRecordsClientDesign {
 
     #[inline]
     fn begin_one_sided_request(&mut self, pending: &WindowSlot, slot: u32, hash: u64) {
-        self.slots[slot as usize] = SlotState {
+        self.request_states[slot as usize] = RequestState {
             hash,
-            ..SlotState::default()
+            ..RequestState::default()
         };
         let known = self
             .write_parameters
@@ -75,7 +75,7 @@ impl ClientDesign for RemoteRecordsClientDesign {
 
     fn encode_server_request(&self, pending: &WindowSlot, slot: u32, into: &mut Vec<u8>) {
         let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
-        let state = &self.slots[slot as usize];
+        let state = &self.request_states[slot as usize];
         match state.awaited_completion {
             AwaitedCompletion::LocateAnswer => RecordRequest::Locate(key).encode(into),
             AwaitedCompletion::ClaimAnswer => RecordRequest::Claim(key).encode(into),
@@ -93,7 +93,7 @@ impl ClientDesign for RemoteRecordsClientDesign {
         slot: u32,
         answer: (Status, u64),
     ) -> AnswerEffect {
-        match self.slots[slot as usize].awaited_completion {
+        match self.request_states[slot as usize].awaited_completion {
             AwaitedCompletion::LocateAnswer
             | AwaitedCompletion::ClaimAnswer
             | AwaitedCompletion::ReleaseAnswer => self.handle_record_answer(pending, slot, answer),
@@ -103,7 +103,7 @@ impl ClientDesign for RemoteRecordsClientDesign {
 
     fn request_may_have_changed_item(&self, slot: u32) -> bool {
         matches!(
-            self.slots[slot as usize].awaited_completion,
+            self.request_states[slot as usize].awaited_completion,
             AwaitedCompletion::Commit { .. }
         )
     }
@@ -139,7 +139,7 @@ impl RequestSteps for RemoteRecordsClientDesign {
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
-        let state = self.slots[slot as usize];
+        let state = self.request_states[slot as usize];
         let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
         let seed = self.hash_seed;
         match state.awaited_completion {
@@ -177,16 +177,16 @@ impl RequestSteps for RemoteRecordsClientDesign {
                 Ok(None)
             }
             AwaitedCompletion::Commit { version } => {
-                self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
+                self.request_states[slot as usize].awaited_completion = AwaitedCompletion::Idle;
                 if self.one_sided_qp.buffer_word(slot, 8)? == state.held_lock_word {
                     return Ok(Some(StepOutcome::Answer(Answer::Changed { version })));
                 }
                 // Another client held the lock at the end, which this server's rules do not permit.
-                stats.lost += 1;
+                stats.unanswered_requests += 1;
                 Ok(Some(StepOutcome::Answer(Answer::NoAnswerInTime)))
             }
             AwaitedCompletion::Unlock(after) => {
-                self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
+                self.request_states[slot as usize].awaited_completion = AwaitedCompletion::Idle;
                 Ok(match after {
                     AfterUnlock::NotFound => Some(StepOutcome::Answer(Answer::NotFound)),
                     AfterUnlock::ConditionNotMet(version) => {
@@ -215,7 +215,7 @@ impl RemoteRecordsClientDesign {
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
-        let state = self.slots[slot as usize];
+        let state = self.request_states[slot as usize];
         let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
         let seed = self.hash_seed;
         let records = &mut bytes[..self.neighbourhood_bytes];
@@ -228,7 +228,7 @@ impl RemoteRecordsClientDesign {
         else {
             return Ok(Some(self.ask_server_for_record(pending, slot)));
         };
-        self.slots[slot as usize].current_record = record;
+        self.request_states[slot as usize].current_record = record;
         if self.write_parameters.is_some() {
             self.record_cache.set(state.hash, record);
         }
@@ -243,7 +243,7 @@ impl RemoteRecordsClientDesign {
     }
 
     /// Returns true if a record has room for key and value.
-    fn record_fits(&self, op: &Op<'_>) -> bool {
+    fn op_fits_record(&self, op: &Op<'_>) -> bool {
         let value = match op {
             Op::Put { value, .. } => value,
             _ => &[][..],
@@ -259,7 +259,7 @@ impl RemoteRecordsClientDesign {
         key: &[u8],
         body: &[u8],
     ) -> Result<(), RpcError> {
-        let state = self.slots[slot as usize];
+        let state = self.request_states[slot as usize];
         let there =
             self.record_layout
                 .decode_body(body, (self.hash_seed, state.current_record), key);
@@ -292,7 +292,7 @@ impl RemoteRecordsClientDesign {
             ),
             // The record belongs to another key now, or is not whole.
             DecodedBody::OtherKey | DecodedBody::Torn => {
-                self.slots[slot as usize].awaited_completion =
+                self.request_states[slot as usize].awaited_completion =
                     AwaitedCompletion::Unlock(AfterUnlock::FindKeyAgain);
                 self.prepare_unlock(pending.lane_index, slot);
                 return Ok(());
@@ -323,7 +323,7 @@ impl RemoteRecordsClientDesign {
             }
             Ok(None) | Err(_) => AwaitedCompletion::Unlock(AfterUnlock::NotFound),
         };
-        self.slots[slot as usize].awaited_completion = step;
+        self.request_states[slot as usize].awaited_completion = step;
         self.prepare_unlock(pending.lane_index, slot);
         Ok(())
     }
@@ -335,8 +335,8 @@ impl RemoteRecordsClientDesign {
         slot: u32,
         (status, number): (Status, u64),
     ) -> AnswerEffect {
-        let step = std::mem::take(&mut self.slots[slot as usize].awaited_completion);
-        let hash = self.slots[slot as usize].hash;
+        let step = std::mem::take(&mut self.request_states[slot as usize].awaited_completion);
+        let hash = self.request_states[slot as usize].hash;
         match (step, status) {
             (AwaitedCompletion::LocateAnswer | AwaitedCompletion::ClaimAnswer, Status::Ok)
                 if number < self.record_layout.records =>
@@ -346,8 +346,12 @@ impl RemoteRecordsClientDesign {
                 AnswerEffect::Continue
             }
             (AwaitedCompletion::ReleaseAnswer, Status::Ok) => {
-                self.slots[slot as usize].locked_or_torn_since = None;
-                self.read_or_lock_record(pending, slot, self.slots[slot as usize].current_record);
+                self.request_states[slot as usize].locked_or_torn_since = None;
+                self.read_or_lock_record(
+                    pending,
+                    slot,
+                    self.request_states[slot as usize].current_record,
+                );
                 AnswerEffect::Continue
             }
             (AwaitedCompletion::ReleaseAnswer, Status::LeaseNotExpired) => {

@@ -16,8 +16,8 @@ const KEY: &[u8] = b"key";
 fn server(lock_placement: crate::store::LockPlacement) -> Server {
     let config = ServerConfig {
         design: Design::Atomics,
-        items: 1000,
-        lease_ms: 50,
+        item_capacity: 1000,
+        lock_lease_ms: 50,
         lock_placement,
         ..ServerConfig::default()
     };
@@ -52,14 +52,14 @@ fn holder(server: &Server, value: &[u8]) -> PipelinedClient {
         ttl_ms: 0,
     };
     assert!(pipeline.submit(&op, 1).expect("short"));
-    let (records, _, _) = pipeline.record_internals();
+    let (records, _, _) = pipeline.remote_records_state();
     records.one_sided_qp.flush().expect("posted");
     pipeline
 }
 
 /// Takes the completion of the lock, and prepares the change without posting it.
 fn prepare(pipeline: &mut PipelinedClient) {
-    let (records, pending, stats) = pipeline.record_internals();
+    let (records, pending, stats) = pipeline.remote_records_state();
     let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
         let mut wcs = records.one_sided_qp.cq().poll(&mut buffer).expect("whole");
@@ -105,12 +105,12 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         other.put(KEY, b"first").expect("set");
         let mut slow = holder(&server, b"slow");
         assert_eq!(other.put(KEY, b"second").expect("after the lease"), 2);
-        assert!(other.stats().contended > 0);
+        assert!(other.stats().failed_lock_attempts > 0);
         let stats = server.stats();
         assert_eq!((stats.recovered_locks, stats.expelled), (1, 1));
         // The slow client makes its change with keys that are no longer valid.
         prepare(&mut slow);
-        let (records, _, _) = slow.record_internals();
+        let (records, _, _) = slow.remote_records_state();
         let _ = records.one_sided_qp.flush();
         assert_eq!(
             ends(&mut slow),
@@ -142,11 +142,11 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     // The client dies with a redo entry and half of the record changed.
     let mut dying = holder(&server, b"third");
     prepare(&mut dying);
-    let (records, _, _) = dying.record_internals();
+    let (records, _, _) = dying.remote_records_state();
     let queue = &mut records.one_sided_qp;
     queue.post_first_and_drop_rest(1).expect("posted");
     let slot = records
-        .slots
+        .request_states
         .iter()
         .position(|w| w.awaited_completion != AwaitedCompletion::Idle)
         .expect("one");
@@ -156,7 +156,7 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     let record = records.partition_memories[0].starting_at(
         records
             .record_layout
-            .body_offset(records.slots[slot].current_record),
+            .body_offset(records.request_states[slot].current_record),
     );
     queue.prepare_write(place, 24, record).expect("inside");
     queue.flush().expect("posted");
@@ -164,7 +164,7 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     for _ in 0..100 {
         other.poll_without_waiting().expect("reached");
     }
-    assert!(other.stats().torn > 0);
+    assert!(other.stats().torn_item_reads > 0);
     drop(dying);
     assert!(matches!(
         other.wait(reader),
@@ -182,7 +182,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     let mut other = Client::connect(config(&server)).expect("connects");
     other.put(KEY, b"value").expect("set");
     let mut hostile = reader(&server);
-    let (records, _, _) = hostile.record_internals();
+    let (records, _, _) = hostile.remote_records_state();
     let hash = crate::store::hash_of(KEY, records.hash_seed);
     let record = records.record_cache.get(hash);
     let value = records.record_layout.body_offset(record.expect("known"))
@@ -215,7 +215,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
         });
         assert_eq!(ended, Some(true), "{op:?}");
     }
-    assert!(asking.stats().torn > 0);
+    assert!(asking.stats().torn_item_reads > 0);
     assert_eq!(other.put(b"another key", b"value").expect("set"), 1);
 }
 
@@ -224,7 +224,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
 fn records_of_removed_keys_are_given_to_others() {
     let config_of = ServerConfig {
         design: Design::Atomics,
-        items: 1,
+        item_capacity: 1,
         ..ServerConfig::default()
     };
     let server = Server::start(config_of).expect("starts");

@@ -41,10 +41,10 @@ fn ip(addr: &str) -> IdAddress {
 
 /// Returns the connections of a process whose fabric is in `dir`.
 fn hub(dir: &Path) -> Arc<MadConnections> {
-    MadConnections::start(&Settings {
+    MadConnections::start(&MadConnectionSettings {
         gsi: &GSI,
         cm_thread: CmThread::start().unwrap(),
-        ports: Box::leak(Box::new(PortFolder::open(dir).unwrap())),
+        port_folder: Box::leak(Box::new(PortFolder::open(dir).unwrap())),
         ca_guid: 1,
         answer_timeout: Duration::from_secs(60),
         time_wait: Duration::from_secs(1),
@@ -71,7 +71,7 @@ fn req(id: u32) -> DeliveredMad {
     let ids = CommunicationIds {
         local: id,
         ca_guid: REQUESTER_GUID,
-        service_id: format::service_id(&request).unwrap(),
+        service_id: format::service_id_of_request(&request).unwrap(),
         ..CommunicationIds::default()
     };
     DeliveredMad {
@@ -85,7 +85,7 @@ fn binding() -> IdBinding {
     IdBinding {
         addr: ip(LISTENER),
         afonly: false,
-        reuse: false,
+        reuse_address: false,
     }
 }
 
@@ -116,8 +116,8 @@ impl MessageConsumer for Recorder {
 fn a_requester_that_gives_up_is_found_by_its_guid_and_its_id() {
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());
-    let mut claim = hub.ports.claim(PORT_SPACE, binding()).unwrap();
-    let _socket = hub.ports.listen(&mut claim).unwrap();
+    let mut claim = hub.port_folder.claim(PORT_SPACE, binding()).unwrap();
+    let _socket = hub.port_folder.listen(&mut claim).unwrap();
     let recorder = Arc::new(Recorder::default());
     let listener: Arc<dyn Listener> = Arc::clone(&recorder) as _;
     hub.listen(&claim, Arc::downgrade(&listener));
@@ -154,11 +154,11 @@ fn a_requester_that_gives_up_is_found_by_its_guid_and_its_id() {
 fn requests_that_wait_for_a_listener_share_one_alarm() {
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());
-    let _claim = hub.ports.claim(PORT_SPACE, binding()).unwrap();
+    let _claim = hub.port_folder.claim(PORT_SPACE, binding()).unwrap();
     for id in 1..=2 {
         hub.on_delivery(req(id));
     }
     // Each round of the alarm would double the number of alarms.
     std::thread::sleep(LISTENER_RETRY_PAUSE * 20);
-    assert!(hub.shared.cm_thread.pending_timers() <= 1);
+    assert!(hub.shared.cm_thread.pending_timer_count() <= 1);
 }

@@ -31,7 +31,7 @@ impl Consumer {
     pub fn is_empty(&self) -> bool {
         let word = self
             .ring
-            .word(self.read_position, 0)
+            .atomic_word_of_slot(self.read_position, 0)
             .load(Ordering::Relaxed);
         self.ring
             .without_lap_bit(word, self.read_position)
@@ -48,24 +48,24 @@ impl Consumer {
             // SYNC POINT P
             let w0 = self
                 .ring
-                .word(self.read_position, 0)
+                .atomic_word_of_slot(self.read_position, 0)
                 .load(Ordering::Acquire);
             let Some(w0) = self.ring.without_lap_bit(w0, self.read_position) else {
                 return Ok(None);
             };
             let w1 = self
                 .ring
-                .word(self.read_position, 1)
+                .atomic_word_of_slot(self.read_position, 1)
                 .load(Ordering::Relaxed);
             let (header, slots) = RecordHeader::from_words(w0, w1);
             let slots = u64::from(slots);
-            let to_end = self.ring.slots - (self.read_position & (self.ring.slots - 1));
+            let to_end = self.ring.slot_count - (self.read_position & (self.ring.slot_count - 1));
             if slots == 0 || slots > to_end {
                 return Err(InvalidRingValue);
             }
             if header.kind == KIND_WRAP {
                 // A wrap record at slot 0 would skip the whole ring, so it is invalid.
-                if slots != to_end || slots == self.ring.slots {
+                if slots != to_end || slots == self.ring.slot_count {
                     return Err(InvalidRingValue);
                 }
                 self.read_position += slots;
@@ -74,8 +74,8 @@ impl Consumer {
             let room = (slots as usize - 1) * SLOT_BYTES;
             return Ok(Some(RingRecord {
                 header,
-                payload: Payload::of_ring(&self.ring, self.read_position + 1, room),
-                slots,
+                payload: Payload::at_slot(&self.ring, self.read_position + 1, room),
+                slot_count: slots,
             }));
         }
     }
@@ -84,9 +84,9 @@ impl Consumer {
     #[inline(always)]
     pub fn begin_run(&self) -> ConsumerRun<'_> {
         ConsumerRun {
-            lap: RingLap::of(&self.ring, self.read_position),
+            lap_slots: LapSlots::containing(&self.ring, self.read_position),
             read_position: self.read_position,
-            end: (self.read_position | (self.ring.slots - 1)) + 1,
+            lap_end_position: (self.read_position | (self.ring.slot_count - 1)) + 1,
             ring: PhantomData,
         }
     }
@@ -112,24 +112,24 @@ impl Consumer {
 
     /// Returns the number of consumed slots that have not been released to the producer.
     #[inline]
-    pub fn unreleased(&self) -> u64 {
+    pub fn unreleased_slot_count(&self) -> u64 {
         self.read_position - self.released_position
     }
 
     /// Returns the number of slots in the ring.
     #[inline]
-    pub fn slots(&self) -> u64 {
-        self.ring.slots
+    pub fn ring_slot_count(&self) -> u64 {
+        self.ring.slot_count
     }
 
     /// Frees all slots before the current position for the producer.
     #[inline(always)]
-    pub fn release(&mut self) {
+    pub fn release_slots(&mut self) {
         if self.read_position != self.released_position {
             self.released_position = self.read_position;
             // SYNC POINT C
             self.ring
-                .head()
+                .consumer_head()
                 .store(self.read_position, Ordering::Release);
         }
     }
@@ -137,10 +137,10 @@ impl Consumer {
 
 /// A run of records of a [`Consumer`]; its position stays in registers instead of memory.
 pub struct ConsumerRun<'c> {
-    lap: RingLap,
+    lap_slots: LapSlots,
     read_position: u64,
     /// Position at which the lap ends.
-    end: u64,
+    lap_end_position: u64,
     ring: PhantomData<&'c Consumer>,
 }
 
@@ -148,32 +148,38 @@ impl ConsumerRun<'_> {
     /// Returns the next record if its slot count matches a payload of [`RecordHeader::len_or_value`] bytes.
     #[inline(always)]
     pub fn peek_if_len_matches_slots(&self) -> Option<RingRecord<'_>> {
-        if self.read_position >= self.end {
+        if self.read_position >= self.lap_end_position {
             return None;
         }
         // SAFETY: the position is in the lap (just checked) of a ring that stays mapped (`RingMemory::new`).
         let (w0, w1) = unsafe {
             // SYNC POINT P
-            let w0 = self.lap.word(self.read_position, 0).load(Ordering::Acquire);
+            let w0 = self
+                .lap_slots
+                .atomic_word_of_slot(self.read_position, 0)
+                .load(Ordering::Acquire);
             (
                 w0,
-                self.lap.word(self.read_position, 1).load(Ordering::Relaxed),
+                self.lap_slots
+                    .atomic_word_of_slot(self.read_position, 1)
+                    .load(Ordering::Relaxed),
             )
         };
-        let (header, slots) = RecordHeader::from_words(w0 ^ self.lap.lap_bit, w1);
+        let (header, slots) = RecordHeader::from_words(w0 ^ self.lap_slots.lap_bit, w1);
         let (slots, payload) = (u64::from(slots), header.len_or_value as usize);
         // The first word of a slot without a record yields a `kind` that the caller does not know.
-        if slots != record_slots(payload) || slots > self.end - self.read_position {
+        if slots != slots_for_payload(payload) || slots > self.lap_end_position - self.read_position
+        {
             return None;
         }
         Some(RingRecord {
             header,
             payload: Payload {
-                first_word: self.lap.slot_address(self.read_position + 1),
+                first_word: self.lap_slots.slot_address(self.read_position + 1),
                 len: payload,
                 ring: PhantomData,
             },
-            slots,
+            slot_count: slots,
         })
     }
 

@@ -21,7 +21,7 @@ struct ProducerCursor {
     unpublished_first: Option<(u64, u64)>,
     /// Position of the consumer when the producer last read `head`.
     last_read_consumer_head: u64,
-    equal_size: EqualSizeRecords,
+    equal_size_records: EqualSizeRecords,
     /// End position of the place that [`Producer::place_for_payload`] returned last. An abandoned record may
     /// have left payload up to this position.
     max_payload_place_end: u64,
@@ -37,7 +37,7 @@ struct EqualSizeRecords {
 impl EqualSizeRecords {
     /// Records that the producer has committed a record of `slots` slots at `pos`.
     #[inline(always)]
-    fn add(&mut self, pos: u64, slots: u64) {
+    fn add_record(&mut self, pos: u64, slots: u64) {
         if slots != self.slots_per_record {
             *self = Self {
                 slots_per_record: slots,
@@ -66,16 +66,16 @@ unsafe impl Send for Producer {}
 impl ProducerCursor {
     /// Returns the number of free slots, computed from the last `head` that the producer has read.
     #[inline(always)]
-    fn free_slots(&self) -> u64 {
+    fn free_slot_count(&self) -> u64 {
         // One slot stays free for the terminator.
-        self.ring.slots - 1 - (self.write_position - self.last_read_consumer_head)
+        self.ring.slot_count - 1 - (self.write_position - self.last_read_consumer_head)
     }
 
     /// Implements [`Producer::refresh_consumer_head`].
     #[inline(always)]
     fn refresh_consumer_head(&mut self) -> Result<u64, InvalidRingValue> {
         // SYNC POINT C
-        let head = self.ring.head().load(Ordering::Acquire);
+        let head = self.ring.consumer_head().load(Ordering::Acquire);
         if head == self.last_read_consumer_head {
             return Ok(head);
         }
@@ -89,27 +89,27 @@ impl ProducerCursor {
     /// Implements [`Producer::has_room`].
     #[inline(always)]
     fn has_room(&mut self, payload: usize) -> Result<bool, InvalidRingValue> {
-        let need = self.with_wrap(record_slots(payload));
-        if need <= self.free_slots() {
+        let need = self.slots_with_wrap(slots_for_payload(payload));
+        if need <= self.free_slot_count() {
             return Ok(true);
         }
         self.refresh_consumer_head()?;
-        Ok(need <= self.free_slots())
+        Ok(need <= self.free_slot_count())
     }
 
     /// Returns the number of slots from the producer's position to the end of the ring.
     #[inline(always)]
     fn slots_to_end(&self) -> u64 {
-        self.ring.slots - self.slot_index(self.write_position)
+        self.ring.slot_count - self.slot_index(self.write_position)
     }
 
     #[inline(always)]
     fn slot_index(&self, pos: u64) -> u64 {
-        pos & (self.ring.slots - 1)
+        pos & (self.ring.slot_count - 1)
     }
 
     #[inline(always)]
-    fn with_wrap(&self, slots: u64) -> u64 {
+    fn slots_with_wrap(&self, slots: u64) -> u64 {
         let slots_to_end = self.slots_to_end();
         if slots > slots_to_end {
             slots_to_end + slots
@@ -121,13 +121,13 @@ impl ProducerCursor {
     /// Implements [`Producer::place_for_payload`].
     #[inline(always)]
     fn place_for_payload<'a>(&'a mut self, payload: usize) -> Payload<'a> {
-        let slots = record_slots(payload);
+        let slots = slots_for_payload(payload);
         if slots > self.slots_to_end() {
             self.write_wrap_record();
         }
-        debug_assert!(slots <= self.free_slots());
+        debug_assert!(slots <= self.free_slot_count());
         self.max_payload_place_end = self.max_payload_place_end.max(self.write_position + slots);
-        Payload::of_ring(&self.ring, self.write_position + 1, payload)
+        Payload::at_slot(&self.ring, self.write_position + 1, payload)
     }
 
     /// Writes a record that fills the rest of the ring.
@@ -144,26 +144,27 @@ impl ProducerCursor {
     /// Implements [`Producer::add_to_postlist`].
     #[inline(always)]
     fn add_to_postlist(&mut self, header: RecordHeader, payload: usize) {
-        self.write_header_and_advance(header, record_slots(payload));
+        self.write_header_and_advance(header, slots_for_payload(payload));
     }
 
     #[inline(always)]
     fn write_header_and_advance(&mut self, header: RecordHeader, slots: u64) {
         #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
-        let (w0, w1) = header.words(slots as u16);
+        let (w0, w1) = header.to_words(slots as u16);
         let w0 = w0 | self.ring.lap_bit_at(self.write_position);
         self.ring
-            .word(self.write_position, 1)
+            .atomic_word_of_slot(self.write_position, 1)
             .store(w1, Ordering::Relaxed);
         match self.unpublished_first {
             None => self.unpublished_first = Some((self.write_position, w0)),
             // Relaxed: the first header's store at SYNC POINT P orders this store.
             Some(_) => self
                 .ring
-                .word(self.write_position, 0)
+                .atomic_word_of_slot(self.write_position, 0)
                 .store(w0, Ordering::Relaxed),
         }
-        self.equal_size.add(self.write_position, slots);
+        self.equal_size_records
+            .add_record(self.write_position, slots);
         self.write_position += slots;
     }
 }
@@ -177,7 +178,7 @@ impl Producer {
                 write_position: 0,
                 unpublished_first: None,
                 last_read_consumer_head: 0,
-                equal_size: EqualSizeRecords {
+                equal_size_records: EqualSizeRecords {
                     slots_per_record: 1,
                     first_position: 0,
                 },
@@ -197,18 +198,18 @@ impl Producer {
 
     /// Returns the consumer's position that the producer accepted last.
     #[cfg(all(any(test, fuzzing), not(loom)))]
-    pub(super) fn accepted_head(&self) -> u64 {
+    pub(super) fn accepted_consumer_head(&self) -> u64 {
         self.cursor.last_read_consumer_head
     }
 
     /// Returns the largest payload that a record of this ring can carry.
-    pub fn max_payload(&self) -> usize {
-        (self.slots() as usize / 2 - 1) * SLOT_BYTES
+    pub fn max_payload_bytes(&self) -> usize {
+        (self.ring_slot_count() as usize / 2 - 1) * SLOT_BYTES
     }
 
     /// Returns the number of slots in the ring.
-    pub fn slots(&self) -> u64 {
-        self.cursor.ring.slots
+    pub fn ring_slot_count(&self) -> u64 {
+        self.cursor.ring.slot_count
     }
 
     /// Returns the consumer's position: all records before it have been consumed.
@@ -249,12 +250,12 @@ impl Producer {
     #[inline(always)]
     pub fn begin_run(&mut self) -> ProducerRun<'_> {
         ProducerRun {
-            lap: RingLap::of(&self.cursor.ring, self.cursor.write_position),
+            lap_slots: LapSlots::containing(&self.cursor.ring, self.cursor.write_position),
             room_end: self.cursor.max_record_end(),
             write_position: self.cursor.write_position,
             first_position: self.cursor.first_position_if_empty(),
-            first_word: 0,
-            equal_size: self.cursor.equal_size,
+            first_header_word: 0,
+            equal_size_records: self.cursor.equal_size_records,
             max_payload_place_end: self.cursor.max_payload_place_end,
             producer: self,
         }
@@ -262,14 +263,17 @@ impl Producer {
 
     /// Makes the whole open postlist visible at once. Returns false if the postlist is empty.
     #[inline(always)]
-    pub fn publish(&mut self) -> bool {
+    pub fn publish_postlist(&mut self) -> bool {
         let Some((pos, w0)) = self.cursor.unpublished_first.take() else {
             return false;
         };
         self.write_terminator();
         // SYNC POINT P
-        self.cursor.ring.word(pos, 0).store(w0, Ordering::Release);
-        if pos + self.cursor.equal_size.slots_per_record == self.cursor.write_position {
+        self.cursor
+            .ring
+            .atomic_word_of_slot(pos, 0)
+            .store(w0, Ordering::Release);
+        if pos + self.cursor.equal_size_records.slots_per_record == self.cursor.write_position {
             self.claim_ahead();
         }
         true
@@ -282,7 +286,7 @@ impl Producer {
         if self.cursor.unpublished_first.is_some() {
             // The postlist is open, or the lap has ended and a wrap record must be published first.
             self.add_to_postlist(header, payload);
-            self.publish();
+            self.publish_postlist();
             return;
         }
         let ProducerCursor {
@@ -290,15 +294,16 @@ impl Producer {
             write_position: pos,
             ..
         } = self.cursor;
-        let slots = record_slots(payload);
+        let slots = slots_for_payload(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
-        let (w0, w1) = header.words(slots as u16);
-        self.cursor.equal_size.add(pos, slots);
+        let (w0, w1) = header.to_words(slots as u16);
+        self.cursor.equal_size_records.add_record(pos, slots);
         self.cursor.write_position = pos + slots;
-        ring.word(pos, 1).store(w1, Ordering::Relaxed);
+        ring.atomic_word_of_slot(pos, 1)
+            .store(w1, Ordering::Relaxed);
         self.write_terminator();
         // SYNC POINT P
-        ring.word(pos, 0)
+        ring.atomic_word_of_slot(pos, 0)
             .store(w0 | ring.lap_bit_at(pos), Ordering::Release);
         self.claim_ahead();
     }
@@ -309,12 +314,12 @@ impl Producer {
         let ProducerCursor {
             ring,
             write_position: pos,
-            equal_size,
+            equal_size_records: equal_size,
             max_payload_place_end: placed,
             ..
         } = self.cursor;
-        if placed > pos || !equal_size.certainly_holds_no_record(pos, ring.slots) {
-            ring.word(pos, 0).store(0, Ordering::Relaxed);
+        if placed > pos || !equal_size.certainly_holds_no_record(pos, ring.slot_count) {
+            ring.atomic_word_of_slot(pos, 0).store(0, Ordering::Relaxed);
         }
     }
 
@@ -340,15 +345,15 @@ impl Producer {
         } = self.cursor;
         let line = (pos / SLOTS_PER_LINE + 1) * SLOTS_PER_LINE;
         // Position `head_seen + slots` is the first position that is not free.
-        let limit = head_seen + ring.slots;
-        for i in 0..CLAIM_LINES {
+        let limit = head_seen + ring.slot_count;
+        for i in 0..CLAIMED_AHEAD_LINES {
             let pos = line + i * SLOTS_PER_LINE;
             if pos >= limit {
                 break;
             }
-            ring.word(pos, 0).store(0, Ordering::Relaxed);
+            ring.atomic_word_of_slot(pos, 0).store(0, Ordering::Relaxed);
         }
-        self.cache_lines_claimed_until = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
+        self.cache_lines_claimed_until = line + (CLAIMED_AHEAD_LINES - 1) * SLOTS_PER_LINE;
     }
 }
 
@@ -356,14 +361,14 @@ impl Producer {
 /// until [`ProducerRun::store_back`].
 pub struct ProducerRun<'p> {
     producer: &'p mut Producer,
-    lap: RingLap,
+    lap_slots: LapSlots,
     write_position: u64,
     /// Position of the postlist's first record and the first word of its header, which is not yet visible.
     first_position: u64,
-    first_word: u64,
+    first_header_word: u64,
     /// Position up to which a record has room and needs no wrap record.
     room_end: u64,
-    equal_size: EqualSizeRecords,
+    equal_size_records: EqualSizeRecords,
     max_payload_place_end: u64,
 }
 
@@ -371,9 +376,9 @@ impl ProducerCursor {
     /// Returns the last position at which a record may end within this lap and the free space.
     #[inline(always)]
     fn max_record_end(&self) -> u64 {
-        let end_of_lap = (self.write_position | (self.ring.slots - 1)) + 1;
+        let end_of_lap = (self.write_position | (self.ring.slot_count - 1)) + 1;
         // One slot stays free for the terminator.
-        end_of_lap.min(self.last_read_consumer_head + self.ring.slots - 1)
+        end_of_lap.min(self.last_read_consumer_head + self.ring.slot_count - 1)
     }
 
     /// Returns the position of the open postlist's first record if the postlist is still empty,
@@ -401,16 +406,16 @@ impl ProducerRun<'_> {
     /// have.
     #[inline(always)]
     pub fn place_for_payload_if_room(&mut self, payload: usize) -> Option<Payload<'_>> {
-        if self.write_position + record_slots(payload) > self.room_end
+        if self.write_position + slots_for_payload(payload) > self.room_end
             && !self.find_room_in_ring(payload)
         {
             return None;
         }
         self.max_payload_place_end = self
             .max_payload_place_end
-            .max(self.write_position + record_slots(payload));
+            .max(self.write_position + slots_for_payload(payload));
         Some(Payload {
-            first_word: self.lap.slot_address(self.write_position + 1),
+            first_word: self.lap_slots.slot_address(self.write_position + 1),
             len: payload,
             ring: PhantomData,
         })
@@ -420,17 +425,17 @@ impl ProducerRun<'_> {
     /// ring has no room.
     #[inline(never)]
     fn find_room_in_ring(&mut self, payload: usize) -> bool {
-        self.store();
+        self.store_state();
         let cursor = &mut self.producer.cursor;
         if cursor.has_room(payload) != Ok(true) {
             return false;
         }
         cursor.place_for_payload(payload);
-        self.lap = RingLap::of(&cursor.ring, cursor.write_position);
+        self.lap_slots = LapSlots::containing(&cursor.ring, cursor.write_position);
         self.write_position = cursor.write_position;
         self.first_position = cursor.first_position_if_empty();
         self.room_end = cursor.max_record_end();
-        self.equal_size = cursor.equal_size;
+        self.equal_size_records = cursor.equal_size_records;
         self.max_payload_place_end = cursor.max_payload_place_end;
         true
     }
@@ -438,44 +443,45 @@ impl ProducerRun<'_> {
     /// Adds the record whose payload was [placed](Self::place_for_payload_if_room).
     #[inline(always)]
     pub fn add_to_postlist(&mut self, header: RecordHeader, payload: usize) {
-        let slots = record_slots(payload);
+        let slots = slots_for_payload(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
-        let (w0, w1) = header.words(slots as u16);
-        let w0 = w0 | self.lap.lap_bit;
+        let (w0, w1) = header.to_words(slots as u16);
+        let w0 = w0 | self.lap_slots.lap_bit;
         // SAFETY: `place` has found room for the record from `pos` on in this lap, and the ring stays mapped
         // (`RingMemory::new`).
         unsafe {
-            self.lap
-                .word(self.write_position, 1)
+            self.lap_slots
+                .atomic_word_of_slot(self.write_position, 1)
                 .store(w1, Ordering::Relaxed);
             if self.write_position == self.first_position {
-                self.first_word = w0;
+                self.first_header_word = w0;
             } else {
                 // Relaxed: the first header's store at SYNC POINT P orders this store.
-                self.lap
-                    .word(self.write_position, 0)
+                self.lap_slots
+                    .atomic_word_of_slot(self.write_position, 0)
                     .store(w0, Ordering::Relaxed);
             }
         }
-        self.equal_size.add(self.write_position, slots);
+        self.equal_size_records
+            .add_record(self.write_position, slots);
         self.write_position += slots;
     }
 
     /// Stores the run's state back into the producer.
     #[inline(always)]
     pub fn store_back(mut self) {
-        self.store();
+        self.store_state();
     }
 
     #[inline(always)]
-    fn store(&mut self) {
+    fn store_state(&mut self) {
         let cursor = &mut self.producer.cursor;
         // The run has staged the postlist's first record.
         if self.first_position < self.write_position {
-            cursor.unpublished_first = Some((self.first_position, self.first_word));
+            cursor.unpublished_first = Some((self.first_position, self.first_header_word));
         }
         cursor.write_position = self.write_position;
-        cursor.equal_size = self.equal_size;
+        cursor.equal_size_records = self.equal_size_records;
         cursor.max_payload_place_end = self.max_payload_place_end;
     }
 }

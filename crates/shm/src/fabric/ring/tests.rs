@@ -155,7 +155,7 @@ mod model_tests {
 
     fn fill(place: &Payload<'_>, record: u32) {
         for i in 0..place.len() / 8 {
-            place.set_word(i, word(record, i));
+            place.store_word(i, word(record, i));
         }
     }
 
@@ -242,15 +242,15 @@ mod model_tests {
                             prop_assert_eq!((r.header.extra_value, r.header.len_or_value as usize), (n, len));
                             prop_assert_eq!(r.payload.len(), len);
                             for i in 0..len / 8 {
-                                prop_assert_eq!(r.payload.word(i), word(n, i));
+                                prop_assert_eq!(r.payload.load_word(i), word(n, i));
                             }
-                            let slots = r.slots();
+                            let slots = r.slot_count();
                             records.advance(slots);
                         }
                         let pos = records.read_position();
                         c.advance_to(pos);
                     }
-                    Op::Publish => { p.publish(); visible.append(&mut staged); }
+                    Op::Publish => { p.publish_postlist(); visible.append(&mut staged); }
                     Op::Pop => {
                         let expected = visible.pop_front();
                         match c.peek().unwrap() {
@@ -260,14 +260,14 @@ mod model_tests {
                                 prop_assert_eq!(r.header.extra_value, n);
                                 prop_assert_eq!(r.header.len_or_value as usize, len);
                                 for i in 0..len / 8 {
-                                    prop_assert_eq!(r.payload.word(i), word(n, i));
+                                    prop_assert_eq!(r.payload.load_word(i), word(n, i));
                                 }
-                                let s = r.slots();
+                                let s = r.slot_count();
                                 c.advance(s);
                             }
                         }
                     }
-                    Op::Release => c.release(),
+                    Op::Release => c.release_slots(),
                 }
             }
         }
@@ -285,7 +285,7 @@ mod model_tests {
             let owned = Owned::new(64);
             let mut p = Producer::new(owned.memory());
             p.push(header(0), 0, |_| ());
-            p.publish();
+            p.publish_postlist();
             owned.head.store(head, Ordering::Relaxed);
             prop_assert_eq!(p.refresh_consumer_head(), Err(InvalidRingValue));
         }
@@ -300,7 +300,7 @@ mod model_tests {
             kind: KIND_WRAP,
             ..RecordHeader::default()
         };
-        owned.words[0].store(wrap.words(16).0, Ordering::Relaxed);
+        owned.words[0].store(wrap.to_words(16).0, Ordering::Relaxed);
         let refused = Consumer::new(owned.memory()).peek().map(|_| ());
         assert_eq!(refused, Err(InvalidRingValue));
     }
@@ -312,15 +312,15 @@ mod model_tests {
         let mut pushed = 0;
         while p.has_room(0).unwrap() {
             p.push(header(0), 0, |_| ());
-            p.publish();
+            p.publish_postlist();
             pushed += 1;
         }
         assert_eq!(pushed, 15, "one slot is the terminator");
         let r = c.peek().unwrap().unwrap();
-        let n = r.slots();
+        let n = r.slot_count();
         c.advance(n);
         assert!(!p.has_room(0).unwrap(), "not given back yet");
-        c.release();
+        c.release_slots();
         assert!(p.has_room(0).unwrap());
     }
 
@@ -336,11 +336,11 @@ mod model_tests {
                     for _ in 0..1 + n % 5 {
                         let len = (n as usize % 4) * 16;
                         if n < N && p.has_room(len).unwrap() {
-                            p.push(header(n), len, |d| d.set_word(0, u64::from(n)));
+                            p.push(header(n), len, |d| d.store_word(0, u64::from(n)));
                             n += 1;
                         }
                     }
-                    p.publish();
+                    p.publish_postlist();
                 }
             });
             let mut n = 0;
@@ -348,16 +348,16 @@ mod model_tests {
                 if let Some(r) = c.peek().unwrap() {
                     assert_eq!(r.header.len_or_value, n);
                     if r.payload.len() > 0 {
-                        assert_eq!(r.payload.word(0), u64::from(n));
+                        assert_eq!(r.payload.load_word(0), u64::from(n));
                     }
-                    let s = r.slots();
+                    let s = r.slot_count();
                     c.advance(s);
                     n += 1;
                     if n % 7 == 0 {
-                        c.release();
+                        c.release_slots();
                     }
                 } else {
-                    c.release();
+                    c.release_slots();
                     std::thread::yield_now();
                 }
             }

@@ -234,7 +234,7 @@ fn an_answer_reaches_the_sender() {
             Port::new(
                 link_layer,
                 PortPlace::FIRST,
-                guid_from(&guid.to_string()),
+                guid_from_host_id(&guid.to_string()),
                 addresses,
             )
         };
