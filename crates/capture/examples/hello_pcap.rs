@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use capture::{Capture, Datagram};
-use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::icrc::{self, IcrcFields, IpAddressPair};
 use roce::opcode::{MessagePosition, PacketOperation, Transport};
 use roce::packet::{Aeth, Bth, ExtendedHeaders, Packet, Syndrome};
 use roce::psn::Psn;
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         payload: &[],
     };
     let frame = IcrcFields {
-        addresses: FrameAddresses::new([127, 0, 0, 2].into(), [127, 0, 0, 3].into())
+        addresses: IpAddressPair::new([127, 0, 0, 2].into(), [127, 0, 0, 3].into())
             .ok_or("of two families")?,
         src_port: 49152,
         dst_port: roce::UDP_PORT,
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let mut payload = Vec::new();
     packet.emit(&mut payload);
-    icrc::append(&frame, &mut payload, 0);
+    icrc::append_icrc(&frame, &mut payload, 0);
     let datagram = Datagram {
         src,
         dst,

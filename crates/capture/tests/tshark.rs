@@ -14,7 +14,7 @@ use roce::cm::{
 use roce::cm::{
     IpCmHeader, ReferredMessage, SidrRep, SidrReq, TransportService, reason, sidr_status,
 };
-use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::icrc::{self, IcrcFields, IpAddressPair};
 use roce::mad::{GSI_QKEY, GSI_QPN};
 use roce::opcode::Opcode;
 use roce::packet::{Aeth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, Packet, Reth, Syndrome};
@@ -23,7 +23,7 @@ use roce::psn::Psn;
 /// A capture into which packets are written.
 struct Wire {
     capture: Capture,
-    addresses: FrameAddresses,
+    addresses: IpAddressPair,
     identification: u16,
 }
 
@@ -32,7 +32,7 @@ impl Wire {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
         Self {
             capture: Capture::open(path).expect("it is opened"),
-            addresses: FrameAddresses::new(ip(src), ip(dst)).expect("of one family"),
+            addresses: IpAddressPair::new(ip(src), ip(dst)).expect("of one family"),
             identification: 0,
         }
     }
@@ -47,7 +47,7 @@ impl Wire {
         self.identification += 1;
         let mut payload = Vec::new();
         packet.emit(&mut payload);
-        icrc::append(&frame, &mut payload, 0);
+        icrc::append_icrc(&frame, &mut payload, 0);
         let datagram = Datagram {
             src: SocketAddr::new(self.addresses.src(), frame.src_port),
             dst: SocketAddr::new(self.addresses.dst(), frame.dst_port),
@@ -117,7 +117,7 @@ fn packet(opcode: Opcode, number: u32, payload: &[u8]) -> Packet<'_> {
                 qkey: 0x1111_1111,
                 src_qpn: 0x22,
             }),
-            xrceth: Some(0x33),
+            xrceth_srqn: Some(0x33),
             feth: Some(Feth {
                 placement: 1,
                 selectivity: 0,
@@ -139,7 +139,7 @@ fn packet(opcode: Opcode, number: u32, payload: &[u8]) -> Packet<'_> {
             }),
             original_value: Some(5),
             imm,
-            ieth,
+            ieth_rkey: ieth,
         },
         payload: match opcode.operation {
             O::AtomicWrite => &[8; 8],
@@ -199,7 +199,7 @@ fn send_message(wire: &mut Wire, number: u32, message: &CmMessage) {
     wire.send(&datagram);
 }
 
-fn req(addresses: FrameAddresses) -> Req {
+fn req(addresses: IpAddressPair) -> Req {
     let header = IpCmHeader {
         addresses,
         src_port: 43_210,
@@ -213,9 +213,9 @@ fn req(addresses: FrameAddresses) -> Req {
         responder_resources: 16,
         initiator_depth: 8,
         remote_cm_response_timeout: 20,
-        service: TransportService::Rc,
+        transport_service: TransportService::Rc,
         flow_control: true,
-        starting_psn: Psn::new(0x0012_3456),
+        starting_psn_from_peer: Psn::new(0x0012_3456),
         local_cm_response_timeout: 21,
         retry_count: 7,
         pkey: 0xffff,
@@ -243,7 +243,7 @@ fn rep() -> Rep {
         remote_comm_id: 0x1122_3344,
         local_qkey: 0,
         local_qpn: 0x0012_abcd,
-        starting_psn: Psn::new(0x00fe_dcba),
+        starting_psn_from_peer: Psn::new(0x00fe_dcba),
         responder_resources: 4,
         initiator_depth: 3,
         target_ack_delay: 15,
@@ -324,7 +324,7 @@ fn tshark_reads_messages_of_communication_management() {
         .iter()
         .map(|message| {
             vec![
-                format!("{:#06x}", message.attribute()),
+                format!("{:#06x}", message.attribute_id()),
                 String::new(),
                 String::new(),
             ]

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use link::{Config, Counters, Endpoint, PacketFlow, ReceiveBuffers};
-use roce::icrc::{self, FrameAddresses};
+use roce::icrc::{self, IpAddressPair};
 
 /// Bytes of the BTH.
 const BTH_BYTES: usize = 12;
@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Sends 100 batches, so that reading the clock takes a negligible share of the time.
 fn send(sender: &Endpoint, payload_bytes: usize, batch_packets: u64) {
     let flow = PacketFlow {
-        addresses: FrameAddresses::V4 {
+        addresses: IpAddressPair::V4 {
             src: [127, 0, 20, 1].into(),
             dst: [127, 0, 20, 2].into(),
         },
@@ -77,7 +77,7 @@ fn receive(receiver: &Endpoint, stop: &AtomicBool) -> (u64, u64) {
     loop {
         let stopping = stop.load(Ordering::Relaxed);
         let count = receiver.receive(&mut inbox, |received| {
-            let fine = icrc::split(received.bytes).and_then(|(transport, icrc)| {
+            let fine = icrc::split_off_icrc(received.bytes).and_then(|(transport, icrc)| {
                 icrc::recover_identification_if_icrc_valid(&received.icrc_fields, transport, icrc)
             });
             *(if fine.is_some() { &mut good } else { &mut bad }) += 1;

@@ -1,6 +1,6 @@
 //! Batches of packets to send.
 
-use roce::icrc::{self, FrameAddresses, ICRC_BYTES, IcrcFields};
+use roce::icrc::{self, ICRC_BYTES, IcrcFields, IpAddressPair};
 
 /// Largest number of segments of a burst: the limit of kernels since 4.18 (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS_PER_BURST: u16 = 64;
@@ -13,7 +13,7 @@ const MAX_BURST_BYTES: usize = 65_535 - 40 - 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFlow {
     /// Source, which must be an address of the endpoint, and destination.
-    pub addresses: FrameAddresses,
+    pub addresses: IpAddressPair,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
     /// Hop limit (IPv4: time to live); 0 for the host's default.
@@ -149,8 +149,8 @@ impl PacketBatch {
         };
         let frame = self
             .first_segment_icrc_fields(flow)
-            .gso_segment_fields(identification);
-        icrc::append(&frame, &mut self.bytes, start);
+            .for_gso_segment(identification);
+        icrc::append_icrc(&frame, &mut self.bytes, start);
     }
 
     /// Returns the frame of the first segment of a burst.
@@ -211,7 +211,7 @@ impl PacketBatch {
         let packets = self.bytes_of_burst(burst).chunks(burst.segment_bytes);
         (0..)
             .zip(packets)
-            .map(move |(k, bytes)| (first.gso_segment_fields(k), bytes))
+            .map(move |(k, bytes)| (first.for_gso_segment(k), bytes))
     }
 
     /// Splits the first waiting burst into bursts of one packet each, with the ICRC of identification 0.
@@ -253,7 +253,7 @@ mod tests {
 
     fn flow(last: u8) -> PacketFlow {
         PacketFlow {
-            addresses: FrameAddresses::V4 {
+            addresses: IpAddressPair::V4 {
                 src: [127, 0, 0, 1].into(),
                 dst: [127, 0, 0, last].into(),
             },
@@ -307,7 +307,7 @@ mod tests {
         let identifications = |batch: &PacketBatch| -> Vec<Option<u16>> {
             let packets = |b| batch.bytes_of_burst(b).chunks(b.segment_bytes);
             let check = |packet| {
-                let (transport, icrc) = icrc::split(packet)?;
+                let (transport, icrc) = icrc::split_off_icrc(packet)?;
                 icrc::recover_identification_if_icrc_valid(&frame, transport, icrc)
             };
             let all = batch.unsent_bursts().iter().flat_map(packets);
@@ -330,7 +330,7 @@ mod tests {
             assert_eq!(shape(&batch), [(1, 24); 3]);
             let frame = batch.first_segment_icrc_fields(&flow(2));
             let is_whole = |b: &GsoBurst| {
-                let (transport, icrc) = icrc::split(batch.bytes_of_burst(b))?;
+                let (transport, icrc) = icrc::split_off_icrc(batch.bytes_of_burst(b))?;
                 icrc::recover_identification_if_icrc_valid(&frame, transport, icrc)
             };
             let whole: Vec<_> = batch

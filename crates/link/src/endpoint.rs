@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use roce::icrc::{FrameAddresses, IcrcFields};
+use roce::icrc::{IcrcFields, IpAddressPair};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
@@ -154,7 +154,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The error of the system call, e.g. if no route to the destination exists.
-    pub fn mtu_towards(&self, addresses: FrameAddresses) -> io::Result<u32> {
+    pub fn mtu_towards(&self, addresses: IpAddressPair) -> io::Result<u32> {
         let socket = self.socket_of_source(addresses.src());
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(socket.mtu_towards(addresses.dst())?)
@@ -369,7 +369,7 @@ impl Endpoint {
         message: &receive::ReceivedMessage<'_>,
         take: &mut impl FnMut(ReceivedPacket<'_>),
     ) -> usize {
-        let Some(addresses) = FrameAddresses::new(message.source, socket.address.ip) else {
+        let Some(addresses) = IpAddressPair::new(message.source, socket.address.ip) else {
             return 0;
         };
         let frame = IcrcFields {
@@ -383,7 +383,7 @@ impl Endpoint {
         }
         let (mut count, mut total) = (0, 0);
         for (place, bytes) in (0..).zip(message.bytes.chunks(message.segment_bytes.max(1))) {
-            let frame = frame.gso_segment_fields(place);
+            let frame = frame.for_gso_segment(place);
             let (class, limit) = (message.traffic_class, message.hop_limit);
             let Some(packet) = ReceivedPacket::new(frame, class, limit, bytes) else {
                 add_to_counter(&socket.counters.rcvd_short_pkts, 1);

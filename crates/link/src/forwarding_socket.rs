@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
-use roce::icrc::{FrameAddresses, IcrcFields};
+use roce::icrc::{IcrcFields, IpAddressPair};
 
 use crate::config::FabricMembership;
 use crate::error::LinkError;
@@ -108,8 +108,8 @@ fn encode_forwarded_packet(packet: &ReceivedPacket<'_>) -> Vec<u8> {
     let frame = &packet.icrc_fields;
     let mut bytes = Vec::with_capacity(FORWARDED_HEADER_BYTES + packet.bytes.len());
     let family = match frame.addresses {
-        FrameAddresses::V4 { .. } => 4,
-        FrameAddresses::V6 { .. } => 6,
+        IpAddressPair::V4 { .. } => 4,
+        IpAddressPair::V6 { .. } => 6,
     };
     let limit = packet.hop_limit;
     bytes.extend([family, packet.traffic_class]);
@@ -136,8 +136,8 @@ fn decode_forwarded_packet(bytes: &[u8]) -> Option<ReceivedPacket<'_>> {
     };
     let (src, dst) = (address(10)?, address(26)?);
     let addresses = match (header[0], src, dst) {
-        (6, IpAddr::V6(src), IpAddr::V6(dst)) => FrameAddresses::V6 { src, dst },
-        _ => FrameAddresses::new(src, dst)?,
+        (6, IpAddr::V6(src), IpAddr::V6(dst)) => IpAddressPair::V6 { src, dst },
+        _ => IpAddressPair::new(src, dst)?,
     };
     let word = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
     ReceivedPacket::new(
@@ -161,7 +161,7 @@ mod tests {
     fn packets_are_decoded_as_they_were_encoded() {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
             let frame = IcrcFields {
-                addresses: FrameAddresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
+                addresses: IpAddressPair::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
                 src_port: 0xd078,
                 dst_port: 4791,
                 identification: 77,
@@ -195,7 +195,7 @@ mod tests {
         };
         let (here, there) = (open(1), open(2));
         let frame = IcrcFields {
-            addresses: FrameAddresses::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap(),
+            addresses: IpAddressPair::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap(),
             src_port: 1,
             dst_port: 2,
             identification: 3,

@@ -7,7 +7,7 @@ use link::probe_features::probe_addresses;
 use link::{
     Config, Endpoint, FabricMembership, LinkError, PacketFlow, ReceiveBuffers, UdpPortState,
 };
-use roce::icrc::{self, FrameAddresses};
+use roce::icrc::{self, IpAddressPair};
 use rustix::event::{PollFd, PollFlags, poll};
 
 fn endpoint(addresses: &[&str], port: u16) -> Result<Endpoint, LinkError> {
@@ -20,7 +20,7 @@ fn endpoint(addresses: &[&str], port: u16) -> Result<Endpoint, LinkError> {
 
 fn flow(src: &str, dst: &str) -> PacketFlow {
     PacketFlow {
-        addresses: FrameAddresses::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
+        addresses: IpAddressPair::new(src.parse().unwrap(), dst.parse().unwrap()).unwrap(),
         traffic_class: 0,
         hop_limit: 0,
     }
@@ -51,7 +51,7 @@ fn receive(endpoint: &Endpoint, count: usize) -> Vec<Arrival> {
         let mut fds = [PollFd::from_borrowed_fd(endpoint.as_fd(), PollFlags::IN)];
         poll(&mut fds, None).unwrap();
         endpoint.receive(&mut inbox, |received| {
-            let (transport, icrc) = icrc::split(received.bytes).unwrap();
+            let (transport, icrc) = icrc::split_off_icrc(received.bytes).unwrap();
             let identification =
                 icrc::recover_identification_if_icrc_valid(&received.icrc_fields, transport, icrc);
             let (class, limit) = (received.traffic_class, received.hop_limit);
@@ -239,7 +239,7 @@ fn an_observer_sees_what_the_kernel_took_as_it_arrives() {
         batch.push(&marked, &packet(3, 20));
         let mut seen = Vec::new();
         let sent = endpoint.send_observed(&mut batch, |sent| {
-            let (transport, icrc) = icrc::split(sent.bytes).unwrap();
+            let (transport, icrc) = icrc::split_off_icrc(sent.bytes).unwrap();
             assert_eq!(icrc, icrc::icrc(&sent.icrc_fields, transport));
             assert_eq!(
                 (sent.icrc_fields.src_port, sent.icrc_fields.dst_port),

@@ -43,7 +43,12 @@ impl LocalMemory for Memory {
         self.copy_out(offset.into(), into).ok_or(LocalFault)
     }
 
-    fn write_result(&mut self, _: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_read_or_atomic_result(
+        &mut self,
+        _: u64,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalFault> {
         self.copy_in(offset.into(), bytes).ok_or(LocalFault)
     }
 }
@@ -71,7 +76,7 @@ impl ResponderTarget for Memory {
         Ok(())
     }
 
-    fn write(&mut self, addr: u64, _: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, addr: u64, _: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.copy_in(addr, bytes).ok_or(Refusal::RemoteAccess)
     }
 
@@ -79,7 +84,7 @@ impl ResponderTarget for Memory {
         Ok(())
     }
 
-    fn read(&mut self, addr: u64, _: u32, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read_memory(&mut self, addr: u64, _: u32, into: &mut [u8]) -> Result<(), Refusal> {
         self.copy_out(addr, into).ok_or(Refusal::RemoteAccess)
     }
 
@@ -87,7 +92,7 @@ impl ResponderTarget for Memory {
         Err(Refusal::InvalidRequest)
     }
 
-    fn flush(&mut self, _: u64, _: u32, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
+    fn execute_flush(&mut self, _: u64, _: u32, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
         Err(Refusal::InvalidRequest)
     }
 }
@@ -135,8 +140,8 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
     let mut wire = Wire::default();
     let start = Instant::now();
     let mut posted = 0;
-    while requester.done_requests() < requests && requester.failure().is_none() {
-        while posted < requests && requester.posted_not_done() <= 4 * POSTLIST {
+    while requester.done_request_count() < requests && requester.failure().is_none() {
+        while posted < requests && requester.unfinished_request_count() <= 4 * POSTLIST {
             for _ in 0..POSTLIST {
                 posted = requester.post(Request {
                     operation,
@@ -145,17 +150,20 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
                 });
             }
         }
-        wire.fill(|out| requester.transmit(0, local, out));
+        wire.fill(|out| requester.append_next_packet(0, local, out));
         for packet in wire.packets() {
-            responder.receive(0, &packet, false, remote);
+            responder.process_received_packet(0, &packet, false, remote);
             responder.queue_gap_nak_if_due(0);
         }
-        wire.fill(|out| responder.transmit(0, remote, out));
+        wire.fill(|out| responder.append_next_packet(0, remote, out));
         for packet in wire.packets() {
-            requester.receive(0, &packet, local);
+            requester.process_received_packet(0, &packet, local);
         }
     }
-    (requester.done_requests(), start.elapsed().as_secs_f64())
+    (
+        requester.done_request_count(),
+        start.elapsed().as_secs_f64(),
+    )
 }
 
 fn main() {

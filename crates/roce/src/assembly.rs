@@ -2,7 +2,7 @@
 
 use crate::opcode::{LastPacketField, MessagePosition, PacketOperation};
 use crate::packet::{ExtendedHeaders, Packet, Reth};
-use crate::target::{Refusal, ResponderTarget};
+use crate::responder_target::{Refusal, ResponderTarget};
 
 /// Largest message (IBTA vol. 1, 9.7.4.1.6).
 const MAX_MESSAGE_BYTES: u32 = 1 << 31;
@@ -63,7 +63,7 @@ impl PartialMessage {
             Self::Write { reth, received } => {
                 if len > 0 {
                     let addr = reth.addr.wrapping_add(u64::from(received));
-                    target.write(addr, reth.rkey, payload)?;
+                    target.write_memory(addr, reth.rkey, payload)?;
                 }
                 let received = received + len;
                 Ok(Self::Write { reth, received })
@@ -80,7 +80,11 @@ impl PartialMessage {
         packet: &Packet<'_>,
         target: &mut impl ResponderTarget,
     ) -> Result<(), Refusal> {
-        let ExtendedHeaders { imm, ieth, .. } = packet.extended;
+        let ExtendedHeaders {
+            imm,
+            ieth_rkey: ieth,
+            ..
+        } = packet.extended;
         let solicited = packet.bth.solicited;
         match self {
             Self::Send { .. } => {
@@ -148,7 +152,7 @@ pub(crate) fn check_length(
 ) -> Result<(), Refusal> {
     let is_valid = match message {
         Some(message) => has_valid_length(message, packet, mtu_bytes),
-        None => is_valid_unless_send_or_write(packet),
+        None => is_other_request_well_formed(packet),
     };
     is_valid.then_some(()).ok_or(Refusal::InvalidRequest)
 }
@@ -181,7 +185,7 @@ fn has_valid_length(message: PartialMessage, packet: &Packet<'_>, mtu_bytes: u32
 }
 
 /// Returns true if a request other than SEND and WRITE is well-formed.
-fn is_valid_unless_send_or_write(packet: &Packet<'_>) -> bool {
+fn is_other_request_well_formed(packet: &Packet<'_>) -> bool {
     let ExtendedHeaders {
         reth, atomic, feth, ..
     } = packet.extended;

@@ -94,7 +94,7 @@ impl ReactionPoint {
     }
 
     /// Records a received notification: the rate falls, the first time by half.
-    pub fn on_cnp(&mut self, now_ns: u64) {
+    pub fn on_cnp_received(&mut self, now_ns: u64) {
         self.apply_expired_timers(now_ns);
         let parameters = self.parameters;
         let limit = self.limit.get_or_insert(RateLimitState {
@@ -120,7 +120,7 @@ impl ReactionPoint {
     }
 
     /// Records a sent packet of `bytes`, which delays the next one if the rate is limited.
-    pub fn on_sent(&mut self, bytes: usize, now_ns: u64) {
+    pub fn on_packet_sent(&mut self, bytes: usize, now_ns: u64) {
         if self.limit.is_none() {
             return;
         }
@@ -184,7 +184,7 @@ impl RateLimitState {
 }
 
 /// Minimum interval between two notifications of a queue pair (section 5.2).
-pub const NOTIFICATION_INTERVAL_NS: u64 = 50_000;
+pub const MIN_CNP_INTERVAL_NS: u64 = 50_000;
 
 /// The notification point: decides when a receiver sends a notification.
 #[derive(Clone, Copy, Debug, Default)]
@@ -195,10 +195,10 @@ pub struct NotificationPoint {
 
 impl NotificationPoint {
     /// Records a received packet that a switch marked with ECN.
-    pub fn on_ecn(&mut self, now_ns: u64) {
+    pub fn on_ecn_mark_received(&mut self, now_ns: u64) {
         let is_early = self
             .last_cnp_ns
-            .is_some_and(|last| now_ns.saturating_sub(last) < NOTIFICATION_INTERVAL_NS);
+            .is_some_and(|last| now_ns.saturating_sub(last) < MIN_CNP_INTERVAL_NS);
         if !is_early {
             self.last_cnp_ns = Some(now_ns);
             self.is_cnp_due = true;
@@ -225,7 +225,7 @@ mod tests {
     fn a_notification_halves_the_rate_and_five_steps_bring_it_back() {
         let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
         assert_eq!(point.rate_limit_bps(0), None);
-        point.on_cnp(1000);
+        point.on_cnp_received(1000);
         assert_eq!(point.rate_limit_bps(1000), Some(20e9));
         assert_eq!(point.rate_limit_bps(1000 + 55_000), Some(30e9));
         assert_eq!(point.rate_limit_bps(1000 + 2 * 55_000), Some(35e9));
@@ -237,10 +237,10 @@ mod tests {
     #[test]
     fn packets_are_spaced_by_the_rate() {
         let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
-        point.on_sent(4096, 10);
+        point.on_packet_sent(4096, 10);
         assert_eq!(point.sends_blocked_until_ns(10), None);
-        point.on_cnp(10);
-        point.on_sent(2500, 10);
+        point.on_cnp_received(10);
+        point.on_packet_sent(2500, 10);
         assert_eq!(point.sends_blocked_until_ns(10), Some(1010));
         assert_eq!(point.sends_blocked_until_ns(1010), None);
     }
@@ -249,7 +249,7 @@ mod tests {
     fn notifications_under_a_flood_keep_the_lowest_rate() {
         let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
         for _ in 0..10_000 {
-            point.on_cnp(5);
+            point.on_cnp_received(5);
         }
         assert_eq!(point.rate_limit_bps(5), Some(40e6));
     }
@@ -259,7 +259,7 @@ mod tests {
         let mut point = NotificationPoint::default();
         let sent = (0..1000u64)
             .filter(|packet| {
-                point.on_ecn(packet * 1000);
+                point.on_ecn_mark_received(packet * 1000);
                 point.take_pending_cnp()
             })
             .count();

@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::cm::{CmError, CmMessage, IpCmHeader};
-use crate::icrc::{self, FrameAddresses, IcrcFields};
+use crate::cm::{CmMessage, CmParseError, IpCmHeader};
+use crate::icrc::{self, IcrcFields, IpAddressPair};
 use crate::packet::Packet;
 
 /// Parses `bytes` as a datagram from a UDP socket: a packet must be equal after emitting and parsing it again, and an
@@ -17,7 +17,7 @@ pub fn packets(bytes: &[u8]) {
     let [kind, datagram @ ..] = bytes else {
         return;
     };
-    let Some((transport, received)) = icrc::split(datagram) else {
+    let Some((transport, received)) = icrc::split_off_icrc(datagram) else {
         return;
     };
     check_icrc(kind & 1 == 0, transport, received);
@@ -34,12 +34,12 @@ pub fn packets(bytes: &[u8]) {
 
 fn check_icrc(v4: bool, transport: &[u8], received: u32) {
     let addresses = if v4 {
-        FrameAddresses::V4 {
+        IpAddressPair::V4 {
             src: Ipv4Addr::LOCALHOST,
             dst: Ipv4Addr::LOCALHOST,
         }
     } else {
-        FrameAddresses::V6 {
+        IpAddressPair::V6 {
             src: Ipv6Addr::LOCALHOST,
             dst: Ipv6Addr::LOCALHOST,
         }
@@ -52,7 +52,7 @@ fn check_icrc(v4: bool, transport: &[u8], received: u32) {
     };
     match icrc::recover_identification_if_icrc_valid(&frame, transport, received) {
         Some(identification) => {
-            let explained = frame.gso_segment_fields(identification);
+            let explained = frame.for_gso_segment(identification);
             assert_eq!(icrc::icrc(&explained, transport), received);
         }
         None => assert_ne!(icrc::icrc(&frame, transport), received),
@@ -69,7 +69,7 @@ pub fn mads(bytes: &[u8]) {
         Err(error) => {
             assert!(!error.to_string().is_empty());
             assert_eq!(
-                matches!(error, CmError::Mad(_)),
+                matches!(error, CmParseError::Mad(_)),
                 bytes.len() != 256 || bytes[0] != 1
             );
         }

@@ -105,7 +105,7 @@ pub struct ExtendedHeaders {
     /// DETH, in datagrams.
     pub deth: Option<Deth>,
     /// XRC: number of the destination shared receive queue.
-    pub xrceth: Option<u32>,
+    pub xrceth_srqn: Option<u32>,
     /// FETH, in FLUSH requests.
     pub feth: Option<Feth>,
     /// RETH, in the first packet of a WRITE and in READ, FLUSH and ATOMIC WRITE requests.
@@ -119,7 +119,7 @@ pub struct ExtendedHeaders {
     /// Immediate data, in the byte order of the work request.
     pub imm: Option<[u8; 4]>,
     /// IETH: the R_Key to invalidate.
-    pub ieth: Option<u32>,
+    pub ieth_rkey: Option<u32>,
 }
 
 /// The reason why bytes cannot be parsed as a packet.
@@ -133,7 +133,7 @@ pub enum ParseError {
     UnknownOpcode(u8),
     /// The transport header version is not 0.
     #[error("transport header version {0} is unknown")]
-    Version(u8),
+    WrongTransportVersion(u8),
     /// The syndrome of the AETH is reserved.
     #[error("AETH syndrome {0:#04x} is reserved")]
     ReservedSyndrome(u8),
@@ -156,20 +156,20 @@ const MASK_24: u32 = 0x00ff_ffff;
 /// The extended headers, and the payload, that an opcode determines.
 #[derive(Clone, Copy)]
 pub(crate) struct OpcodeLayout {
-    pub(crate) deth: bool,
-    pub(crate) xrceth: bool,
-    pub(crate) feth: bool,
-    pub(crate) reth: bool,
-    pub(crate) atomic: bool,
-    pub(crate) aeth: bool,
-    pub(crate) original_value: bool,
-    pub(crate) imm: bool,
-    pub(crate) ieth: bool,
-    pub(crate) payload: bool,
+    pub(crate) has_deth: bool,
+    pub(crate) has_xrceth: bool,
+    pub(crate) has_feth: bool,
+    pub(crate) has_reth: bool,
+    pub(crate) has_atomic_eth: bool,
+    pub(crate) has_aeth: bool,
+    pub(crate) has_original_value: bool,
+    pub(crate) has_imm: bool,
+    pub(crate) has_ieth: bool,
+    pub(crate) can_have_payload: bool,
 }
 
 impl OpcodeLayout {
-    pub(crate) const fn of(opcode: Opcode) -> Self {
+    pub(crate) const fn for_opcode(opcode: Opcode) -> Self {
         use PacketOperation as O;
         let operation = opcode.operation;
         let response = matches!(
@@ -178,23 +178,23 @@ impl OpcodeLayout {
         );
         let first = opcode.position.is_first();
         Self {
-            deth: matches!(opcode.transport, Transport::Ud),
-            xrceth: matches!(opcode.transport, Transport::Xrc) && !response,
-            feth: matches!(operation, O::Flush),
-            reth: match operation {
+            has_deth: matches!(opcode.transport, Transport::Ud),
+            has_xrceth: matches!(opcode.transport, Transport::Xrc) && !response,
+            has_feth: matches!(operation, O::Flush),
+            has_reth: match operation {
                 O::Write => first,
                 O::ReadRequest | O::Flush | O::AtomicWrite => true,
                 _ => false,
             },
-            atomic: matches!(operation, O::CompareSwap | O::FetchAdd),
-            aeth: match operation {
+            has_atomic_eth: matches!(operation, O::CompareSwap | O::FetchAdd),
+            has_aeth: match operation {
                 O::ReadResponse => !matches!(opcode.position, MessagePosition::Middle),
                 _ => response,
             },
-            original_value: matches!(operation, O::AtomicAcknowledge),
-            imm: matches!(opcode.last_packet_field, LastPacketFieldKind::Imm),
-            ieth: matches!(opcode.last_packet_field, LastPacketFieldKind::Invalidate),
-            payload: matches!(
+            has_original_value: matches!(operation, O::AtomicAcknowledge),
+            has_imm: matches!(opcode.last_packet_field, LastPacketFieldKind::Imm),
+            has_ieth: matches!(opcode.last_packet_field, LastPacketFieldKind::Invalidate),
+            can_have_payload: matches!(
                 operation,
                 O::Send | O::Write | O::ReadResponse | O::AtomicWrite
             ),
@@ -206,18 +206,18 @@ impl OpcodeLayout {
 pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
 impl FieldReader<'_> {
-    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
+    pub(crate) fn take_bytes<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
         let (head, rest) = self.0.split_first_chunk().ok_or(ParseError::Truncated)?;
         self.0 = rest;
         Ok(*head)
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, ParseError> {
-        self.take().map(u32::from_be_bytes)
+    pub(crate) fn take_u32(&mut self) -> Result<u32, ParseError> {
+        self.take_bytes().map(u32::from_be_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, ParseError> {
-        self.take().map(u64::from_be_bytes)
+    pub(crate) fn take_u64(&mut self) -> Result<u64, ParseError> {
+        self.take_bytes().map(u64::from_be_bytes)
     }
 }
 
@@ -225,12 +225,12 @@ impl Bth {
     /// Parses the BTH; also returns the opcode and the number of pad bytes.
     #[inline]
     pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<(Self, Opcode, u8), ParseError> {
-        let [byte, flags, key_high, key_low] = reader.take()?;
-        let (queue_pair, sequence) = (reader.u32()?, reader.u32()?);
+        let [byte, flags, key_high, key_low] = reader.take_bytes()?;
+        let (queue_pair, sequence) = (reader.take_u32()?, reader.take_u32()?);
         let opcode = Opcode::from_byte(byte).ok_or(ParseError::UnknownOpcode(byte))?;
         let version = flags & 0x0f;
         if version != 0 {
-            return Err(ParseError::Version(version));
+            return Err(ParseError::WrongTransportVersion(version));
         }
         let bth = Self {
             transport: opcode.transport,
@@ -268,9 +268,9 @@ impl Bth {
 impl Reth {
     pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         Ok(Self {
-            addr: reader.u64()?,
-            rkey: reader.u32()?,
-            len: reader.u32()?,
+            addr: reader.take_u64()?,
+            rkey: reader.take_u32()?,
+            len: reader.take_u32()?,
         })
     }
 
@@ -284,10 +284,10 @@ impl Reth {
 impl AtomicEth {
     pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         Ok(Self {
-            addr: reader.u64()?,
-            rkey: reader.u32()?,
-            swap_or_add: reader.u64()?,
-            compare: reader.u64()?,
+            addr: reader.take_u64()?,
+            rkey: reader.take_u32()?,
+            swap_or_add: reader.take_u64()?,
+            compare: reader.take_u64()?,
         })
     }
 
@@ -325,7 +325,7 @@ impl Syndrome {
 
 impl Aeth {
     pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
-        let word = reader.u32()?;
+        let word = reader.take_u32()?;
         let [byte, ..] = word.to_be_bytes();
         Ok(Self {
             syndrome: Syndrome::from_byte(byte).ok_or(ParseError::ReservedSyndrome(byte))?,
@@ -342,8 +342,8 @@ impl Aeth {
 impl Deth {
     pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
         Ok(Self {
-            qkey: reader.u32()?,
-            src_qpn: reader.u32()? & MASK_24,
+            qkey: reader.take_u32()?,
+            src_qpn: reader.take_u32()? & MASK_24,
         })
     }
 
@@ -355,7 +355,7 @@ impl Deth {
 
 impl Feth {
     pub(crate) fn parse(reader: &mut FieldReader<'_>) -> Result<Self, ParseError> {
-        let [.., low] = reader.take::<4>()?;
+        let [.., low] = reader.take_bytes::<4>()?;
         Ok(Self {
             placement: low & 0x0f,
             selectivity: low >> 4 & 0x03,
@@ -375,32 +375,32 @@ impl ExtendedHeaders {
         reader: &mut FieldReader<'_>,
     ) -> Result<Self, ParseError> {
         let mut extended = Self::default();
-        if layout.deth {
+        if layout.has_deth {
             extended.deth = Some(Deth::parse(reader)?);
         }
-        if layout.xrceth {
-            extended.xrceth = Some(reader.u32()? & MASK_24);
+        if layout.has_xrceth {
+            extended.xrceth_srqn = Some(reader.take_u32()? & MASK_24);
         }
-        if layout.feth {
+        if layout.has_feth {
             extended.feth = Some(Feth::parse(reader)?);
         }
-        if layout.reth {
+        if layout.has_reth {
             extended.reth = Some(Reth::parse(reader)?);
         }
-        if layout.atomic {
+        if layout.has_atomic_eth {
             extended.atomic = Some(AtomicEth::parse(reader)?);
         }
-        if layout.aeth {
+        if layout.has_aeth {
             extended.aeth = Some(Aeth::parse(reader)?);
         }
-        if layout.original_value {
-            extended.original_value = Some(reader.u64()?);
+        if layout.has_original_value {
+            extended.original_value = Some(reader.take_u64()?);
         }
-        if layout.imm {
-            extended.imm = Some(reader.take()?);
+        if layout.has_imm {
+            extended.imm = Some(reader.take_bytes()?);
         }
-        if layout.ieth {
-            extended.ieth = Some(reader.u32()?);
+        if layout.has_ieth {
+            extended.ieth_rkey = Some(reader.take_u32()?);
         }
         Ok(extended)
     }
@@ -408,39 +408,39 @@ impl ExtendedHeaders {
     /// Appends the headers of `layout`; returns `None` if one of them is missing.
     #[inline]
     pub(crate) fn try_emit(&self, layout: OpcodeLayout, out: &mut Vec<u8>) -> Option<()> {
-        if layout.deth {
+        if layout.has_deth {
             self.deth?.emit(out);
         }
-        if layout.xrceth {
-            out.extend_from_slice(&(self.xrceth? & MASK_24).to_be_bytes());
+        if layout.has_xrceth {
+            out.extend_from_slice(&(self.xrceth_srqn? & MASK_24).to_be_bytes());
         }
-        if layout.feth {
+        if layout.has_feth {
             self.feth?.emit(out);
         }
-        if layout.reth {
+        if layout.has_reth {
             self.reth?.emit(out);
         }
-        if layout.atomic {
+        if layout.has_atomic_eth {
             self.atomic?.emit(out);
         }
-        if layout.aeth {
+        if layout.has_aeth {
             self.aeth?.emit(out);
         }
-        if layout.original_value {
+        if layout.has_original_value {
             out.extend_from_slice(&self.original_value?.to_be_bytes());
         }
-        if layout.imm {
+        if layout.has_imm {
             out.extend_from_slice(&self.imm?);
         }
-        if layout.ieth {
-            out.extend_from_slice(&self.ieth?.to_be_bytes());
+        if layout.has_ieth {
+            out.extend_from_slice(&self.ieth_rkey?.to_be_bytes());
         }
         Some(())
     }
 
     /// Returns the kind of the additional field in the last packet of the message.
     pub(crate) const fn last_packet_field_kind(&self) -> LastPacketFieldKind {
-        match (&self.imm, &self.ieth) {
+        match (&self.imm, &self.ieth_rkey) {
             (Some(_), _) => LastPacketFieldKind::Imm,
             (None, Some(_)) => LastPacketFieldKind::Invalidate,
             (None, None) => LastPacketFieldKind::None,

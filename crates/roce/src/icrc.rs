@@ -21,8 +21,8 @@ pub const ICRC_BYTES: usize = 4;
 /// CRC-32 of eight bytes of ones, in place of the local route header, which RoCEv2 does not have.
 const CRC_OF_LRH: u32 = 0x2144_df1c;
 /// Bytes of an IPv4 header without options.
-const IPV4_BYTES: u16 = 20;
-const UDP_BYTES: u16 = 8;
+const IPV4_HEADER_BYTES: u16 = 20;
+const UDP_HEADER_BYTES: u16 = 8;
 /// Protocol number of UDP.
 const PROTOCOL_UDP: u8 = 17;
 /// Flags of the IPv4 header: don't fragment.
@@ -32,7 +32,7 @@ const MASKED_BTH_BYTE_INDEX: usize = 4;
 
 /// Source and destination address of a frame, both IPv4 or both IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FrameAddresses {
+pub enum IpAddressPair {
     /// IPv4.
     V4 {
         /// Source address.
@@ -49,7 +49,7 @@ pub enum FrameAddresses {
     },
 }
 
-impl FrameAddresses {
+impl IpAddressPair {
     /// Pairs source and destination; `None` if one is IPv4 and the other IPv6. IPv4-mapped IPv6 addresses count as
     /// IPv4.
     #[must_use]
@@ -84,7 +84,7 @@ impl FrameAddresses {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IcrcFields {
     /// IP addresses.
-    pub addresses: FrameAddresses,
+    pub addresses: IpAddressPair,
     /// UDP source port.
     pub src_port: u16,
     /// UDP destination port.
@@ -97,7 +97,7 @@ impl IcrcFields {
     /// Returns the frame of segment `k` of a UDP GSO send whose first segment has this frame. The kernel increments the
     /// identification with each segment.
     #[must_use]
-    pub const fn gso_segment_fields(self, k: u16) -> Self {
+    pub const fn for_gso_segment(self, k: u16) -> Self {
         Self {
             identification: self.identification.wrapping_add(k),
             ..self
@@ -109,12 +109,13 @@ impl IcrcFields {
     fn masked_headers(&self, transport_len: usize) -> ([u8; 48], usize) {
         // Length fields have 16 bits; longer packets cannot be sent.
         let transport_len = u16::try_from(transport_len).unwrap_or(u16::MAX);
-        let udp_len = transport_len.saturating_add(UDP_BYTES + 4);
+        let udp_len = transport_len.saturating_add(UDP_HEADER_BYTES + 4);
         let mut bytes = [0xff; 48];
         let ip_len = match self.addresses {
-            FrameAddresses::V4 { src, dst } => {
+            IpAddressPair::V4 { src, dst } => {
                 bytes[0] = 0x45;
-                bytes[2..4].copy_from_slice(&udp_len.saturating_add(IPV4_BYTES).to_be_bytes());
+                bytes[2..4]
+                    .copy_from_slice(&udp_len.saturating_add(IPV4_HEADER_BYTES).to_be_bytes());
                 bytes[4..6].copy_from_slice(&self.identification.to_be_bytes());
                 bytes[6..8].copy_from_slice(&DONT_FRAGMENT);
                 bytes[9] = PROTOCOL_UDP;
@@ -122,7 +123,7 @@ impl IcrcFields {
                 bytes[16..20].copy_from_slice(&dst.octets());
                 20
             }
-            FrameAddresses::V6 { src, dst } => {
+            IpAddressPair::V6 { src, dst } => {
                 // The masked traffic class leaves only the version in the first byte.
                 bytes[0] = 0x6f;
                 bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
@@ -136,7 +137,7 @@ impl IcrcFields {
         udp[..2].copy_from_slice(&self.src_port.to_be_bytes());
         udp[2..4].copy_from_slice(&self.dst_port.to_be_bytes());
         udp[4..].copy_from_slice(&udp_len.to_be_bytes());
-        (bytes, ip_len + usize::from(UDP_BYTES))
+        (bytes, ip_len + usize::from(UDP_HEADER_BYTES))
     }
 }
 
@@ -167,14 +168,14 @@ pub fn icrc(frame: &IcrcFields, transport: &[u8]) -> u32 {
 ///
 /// # Panics
 /// `start` is past the end of `out`.
-pub fn append(frame: &IcrcFields, out: &mut Vec<u8>, start: usize) {
+pub fn append_icrc(frame: &IcrcFields, out: &mut Vec<u8>, start: usize) {
     let icrc = icrc(frame, &out[start..]);
     out.extend_from_slice(&icrc.to_le_bytes());
 }
 
 /// Splits a UDP datagram into the transport bytes and the ICRC; `None` if it is too short for an ICRC.
 #[must_use]
-pub fn split(datagram: &[u8]) -> Option<(&[u8], u32)> {
+pub fn split_off_icrc(datagram: &[u8]) -> Option<(&[u8], u32)> {
     let (transport, icrc) = datagram.split_last_chunk()?;
     Some((transport, u32::from_le_bytes(*icrc)))
 }
@@ -194,14 +195,14 @@ pub fn recover_identification_if_icrc_valid(
         return Some(frame.identification);
     }
     match frame.addresses {
-        FrameAddresses::V4 { .. } => {
+        IpAddressPair::V4 { .. } => {
             // The bytes from the identification on: the IPv4 header without its first 4 bytes, and all that follows.
-            let behind = usize::from(IPV4_BYTES - 4 + UDP_BYTES) + transport.len();
+            let behind = usize::from(IPV4_HEADER_BYTES - 4 + UDP_HEADER_BYTES) + transport.len();
             let at_identification = four_byte_change_causing_crc_difference(difference, behind);
             let changed = u16::try_from(at_identification).ok()?;
             Some(frame.identification ^ changed.swap_bytes())
         }
-        FrameAddresses::V6 { .. } => None,
+        IpAddressPair::V6 { .. } => None,
     }
 }
 
@@ -261,12 +262,12 @@ mod tests {
 
     fn frame(v6: bool, identification: u16) -> IcrcFields {
         let addresses = if v6 {
-            FrameAddresses::V6 {
+            IpAddressPair::V6 {
                 src: Ipv6Addr::LOCALHOST,
                 dst: Ipv6Addr::LOCALHOST,
             }
         } else {
-            FrameAddresses::V4 {
+            IpAddressPair::V4 {
                 src: Ipv4Addr::new(10, 0, 0, 1),
                 dst: Ipv4Addr::new(10, 0, 0, 2),
             }

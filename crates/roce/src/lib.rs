@@ -20,18 +20,18 @@ pub mod counts;
 pub mod dcqcn;
 pub mod dcqcn_setting;
 pub mod fuzz;
-pub mod gsi;
 mod headers;
 pub mod icrc;
 pub mod mad;
+pub mod mad_delivery;
 pub mod opcode;
 pub mod packet;
 pub mod psn;
 pub mod rc;
 pub mod request;
+pub mod responder_target;
 mod segment;
 mod sequence;
-pub mod target;
 pub mod uc;
 
 /// Largest number of header bytes in a packet: GRH or IP header, UDP header, BTH, the longest extended headers, ICRC.

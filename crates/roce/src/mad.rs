@@ -59,7 +59,7 @@ impl MadBody {
     }
 
     /// Returns the `N` bytes at `at`, which must be an offset of the tables.
-    pub(crate) fn get<const N: usize>(&self, at: usize) -> [u8; N] {
+    pub(crate) fn bytes_at<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&self.0[at..at + N]);
         bytes
@@ -70,7 +70,7 @@ impl MadBody {
     }
 
     pub(crate) fn u16(&self, at: usize) -> u16 {
-        u16::from_be_bytes(self.get(at))
+        u16::from_be_bytes(self.bytes_at(at))
     }
 
     /// Returns the upper 24 bits of the word at `at`.
@@ -79,21 +79,21 @@ impl MadBody {
     }
 
     pub(crate) fn u32(&self, at: usize) -> u32 {
-        u32::from_be_bytes(self.get(at))
+        u32::from_be_bytes(self.bytes_at(at))
     }
 
     pub(crate) fn u64(&self, at: usize) -> u64 {
-        u64::from_be_bytes(self.get(at))
+        u64::from_be_bytes(self.bytes_at(at))
     }
 
-    pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
+    pub(crate) fn put_bytes_at(&mut self, at: usize, bytes: &[u8]) {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
     /// Writes the lower 24 bits of `value` to the three bytes at `at`.
     pub(crate) fn put_u24(&mut self, at: usize, value: u32) {
         let [_, bytes @ ..] = value.to_be_bytes();
-        self.put(at, &bytes);
+        self.put_bytes_at(at, &bytes);
     }
 }
 

@@ -45,7 +45,7 @@ pub enum PacketOperation {
 impl PacketOperation {
     /// Returns true if packets of this operation go to a requester: they answer a request or notify of congestion.
     #[must_use]
-    pub const fn is_response(self) -> bool {
+    pub const fn goes_to_requester(self) -> bool {
         matches!(
             self,
             Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge | Self::Cnp
@@ -81,7 +81,7 @@ impl MessagePosition {
 
     /// Returns a packet's position from whether the packet is the first and whether it is the last of its message.
     #[must_use]
-    pub const fn of(is_first: bool, is_last: bool) -> Self {
+    pub const fn from_first_and_last_flags(is_first: bool, is_last: bool) -> Self {
         match (is_first, is_last) {
             (true, true) => Self::Only,
             (true, false) => Self::First,
@@ -163,10 +163,10 @@ const OPCODES_BY_LOW_BITS: [(u8, PacketOperation, MessagePosition, LastPacketFie
 };
 
 /// Opcode of a CNP, the only opcode of its transport.
-const CNP: u8 = 0x81;
+const CNP_OPCODE: u8 = 0x81;
 
 /// The meaning of each opcode byte.
-const BY_BYTE: [Option<Opcode>; 256] = {
+const OPCODES_BY_BYTE: [Option<Opcode>; 256] = {
     let mut table = [None; 256];
     let transports = [Transport::Rc, Transport::Uc, Transport::Ud, Transport::Xrc];
     let mut each = 0;
@@ -187,7 +187,7 @@ const BY_BYTE: [Option<Opcode>; 256] = {
         }
         each += 1;
     }
-    table[CNP as usize] = Some(Opcode {
+    table[CNP_OPCODE as usize] = Some(Opcode {
         transport: Transport::Cnp,
         operation: PacketOperation::Cnp,
         position: MessagePosition::Only,
@@ -215,7 +215,7 @@ impl Transport {
             Self::Uc => low <= 0x0b,
             Self::Ud => low == 0x04 || low == 0x05,
             Self::Xrc => low < 0x18,
-            Self::Cnp => low == CNP & 0x1f,
+            Self::Cnp => low == CNP_OPCODE & 0x1f,
         }
     }
 }
@@ -224,13 +224,13 @@ impl Opcode {
     /// Decodes an opcode byte; `None` if it is reserved or belongs to a transport that RoCEv2 devices do not have.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
-        BY_BYTE[byte as usize]
+        OPCODES_BY_BYTE[byte as usize]
     }
 
     /// Encodes the opcode; `None` if the transport has no such packet, e.g. a READ request of UC.
     #[must_use]
     pub const fn to_byte(self) -> Option<u8> {
-        let Some(low) = self.low_bits_if_packet_exists() else {
+        let Some(low) = self.low_bits_without_transport_check() else {
             return None;
         };
         if self.transport.defines_opcode(low)
@@ -244,7 +244,7 @@ impl Opcode {
     }
 
     /// Returns the lower five bits of the opcode, without a check of the transport.
-    const fn low_bits_if_packet_exists(self) -> Option<u8> {
+    const fn low_bits_without_transport_check(self) -> Option<u8> {
         let position = match self.position {
             MessagePosition::First => 0,
             MessagePosition::Middle => 1,
@@ -274,7 +274,7 @@ impl Opcode {
             (PacketOperation::FetchAdd, LastPacketFieldKind::None) if single => 0x14,
             (PacketOperation::Flush, LastPacketFieldKind::None) if single => 0x1c,
             (PacketOperation::AtomicWrite, LastPacketFieldKind::None) if single => 0x1d,
-            (PacketOperation::Cnp, LastPacketFieldKind::None) if single => CNP & 0x1f,
+            (PacketOperation::Cnp, LastPacketFieldKind::None) if single => CNP_OPCODE & 0x1f,
             _ => return None,
         })
     }

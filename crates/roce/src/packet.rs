@@ -30,10 +30,10 @@ impl<'a> Packet<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = FieldReader(bytes);
         let (bth, opcode, pad) = Bth::parse(&mut reader)?;
-        let layout = OpcodeLayout::of(opcode);
+        let layout = OpcodeLayout::for_opcode(opcode);
         let extended = ExtendedHeaders::parse(layout, &mut reader)?;
         if opcode.transport == Transport::Cnp {
-            reader.take::<CNP_RESERVED_BYTES>()?;
+            reader.take_bytes::<CNP_RESERVED_BYTES>()?;
         }
         let padded = reader.0;
         let len = padded
@@ -43,7 +43,7 @@ impl<'a> Packet<'a> {
         if padded.len() % 4 != 0 {
             return Err(ParseError::Misaligned);
         }
-        if !layout.payload && !padded.is_empty() {
+        if !layout.can_have_payload && !padded.is_empty() {
             return Err(ParseError::UnexpectedPayload);
         }
         Ok(Self {
@@ -107,7 +107,9 @@ fn emit_headers_and_get_pad(
     let pad = [0_u8, 3, 2, 1][payload_len % 4];
     bth.emit(byte, pad, out);
     assert!(
-        extended.try_emit(OpcodeLayout::of(opcode), out).is_some(),
+        extended
+            .try_emit(OpcodeLayout::for_opcode(opcode), out)
+            .is_some(),
         "a packet {opcode:?} lacks an extended header: {extended:?}",
     );
     if opcode.transport == Transport::Cnp {
@@ -144,7 +146,7 @@ mod tests {
 
     /// Builds a packet with `opcode`, whose header fields come from `words`.
     fn packet(opcode: Opcode, words: [u64; 6], flags: u8, payload: &[u8]) -> Packet<'_> {
-        let layout = OpcodeLayout::of(opcode);
+        let layout = OpcodeLayout::for_opcode(opcode);
         let [a, b, c, d, e, f] = words;
         let [.., low, _, _] = f.to_be_bytes();
         let half = |word: u64| u32::try_from(word >> 32).expect("32 bits");
@@ -167,35 +169,39 @@ mod tests {
                 psn: Psn::new(half(b)),
             },
             extended: ExtendedHeaders {
-                deth: layout.deth.then_some(Deth {
+                deth: layout.has_deth.then_some(Deth {
                     qkey: half(c),
                     src_qpn: half(d) >> 8,
                 }),
-                xrceth: layout.xrceth.then_some(half(e) >> 8),
-                feth: layout.feth.then_some(Feth {
+                xrceth_srqn: layout.has_xrceth.then_some(half(e) >> 8),
+                feth: layout.has_feth.then_some(Feth {
                     placement: low & 15,
                     selectivity: low >> 4 & 3,
                 }),
-                reth: layout.reth.then_some(Reth {
+                reth: layout.has_reth.then_some(Reth {
                     addr: c,
                     rkey: half(d),
                     len: half(e),
                 }),
-                atomic: layout.atomic.then_some(AtomicEth {
+                atomic: layout.has_atomic_eth.then_some(AtomicEth {
                     addr: c,
                     rkey: half(d),
                     swap_or_add: e,
                     compare: f,
                 }),
-                aeth: layout.aeth.then_some(Aeth {
+                aeth: layout.has_aeth.then_some(Aeth {
                     syndrome: syndromes[usize::from(flags >> 4) % 3],
                     msn: half(c) >> 8,
                 }),
-                original_value: layout.original_value.then_some(d),
-                imm: layout.imm.then_some(half(e).to_le_bytes()),
-                ieth: layout.ieth.then_some(half(e)),
+                original_value: layout.has_original_value.then_some(d),
+                imm: layout.has_imm.then_some(half(e).to_le_bytes()),
+                ieth_rkey: layout.has_ieth.then_some(half(e)),
             },
-            payload: if layout.payload { payload } else { &[] },
+            payload: if layout.can_have_payload {
+                payload
+            } else {
+                &[]
+            },
         }
     }
 
@@ -257,7 +263,7 @@ mod tests {
             Packet::parse(&bytes).map(|packet| packet.payload.len())
         };
         assert_eq!(broken(0, 0x15), Err(ParseError::UnknownOpcode(0x15)));
-        assert_eq!(broken(1, 0x31), Err(ParseError::Version(1)));
+        assert_eq!(broken(1, 0x31), Err(ParseError::WrongTransportVersion(1)));
         // A READ request needs a RETH of 16 bytes; here the RETH is missing.
         assert_eq!(broken(0, 0x0c), Err(ParseError::Truncated));
         assert_eq!(

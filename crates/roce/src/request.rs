@@ -104,7 +104,12 @@ pub trait LocalMemory {
     ///
     /// # Errors
     /// The memory cannot be written, and the work request fails.
-    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault>;
+    fn write_read_or_atomic_result(
+        &mut self,
+        position: u64,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalFault>;
 }
 
 /// Error: the requester's memory cannot be accessed.

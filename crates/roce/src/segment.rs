@@ -17,12 +17,12 @@ pub(crate) struct ConnectionParameters {
     /// Path MTU.
     pub(crate) mtu_bytes: u32,
     /// Largest number of response packets of one READ request; a longer READ is split into several requests.
-    pub(crate) max_read_packets: u32,
+    pub(crate) max_responses_per_read_request: u32,
 }
 
 impl ConnectionParameters {
     /// Returns a base transport header for this connection.
-    pub(crate) const fn bth(
+    pub(crate) const fn make_bth(
         &self,
         operation: PacketOperation,
         position: MessagePosition,
@@ -43,26 +43,28 @@ impl ConnectionParameters {
     }
 
     /// Returns the number of packets of a message of `len` bytes; an empty message takes one.
-    pub(crate) fn packets_of(&self, len: u32) -> u32 {
+    pub(crate) fn message_packet_count(&self, len: u32) -> u32 {
         len.div_ceil(self.mtu_bytes).max(1)
     }
 
     /// Returns the number of PSNs that a request takes: its packets or, for a READ, its responses (IBTA vol. 1,
     /// 9.7.3.1).
-    pub(crate) fn psns_of(&self, operation: &RequestOperation) -> u32 {
+    pub(crate) fn request_psn_count(&self, operation: &RequestOperation) -> u32 {
         match *operation {
             RequestOperation::Send { len, .. }
             | RequestOperation::Write { len, .. }
-            | RequestOperation::Read { len, .. } => self.packets_of(len),
+            | RequestOperation::Read { len, .. } => self.message_packet_count(len),
             _ => 1,
         }
     }
 
     /// Returns the end (exclusive) of the responses to the READ request that asks for response `index`, of `packets` in
     /// all.
-    pub(crate) fn read_request_end(&self, index: u32, packets: u32) -> u32 {
-        let requests = index / self.max_read_packets + 1;
-        requests.saturating_mul(self.max_read_packets).min(packets)
+    pub(crate) fn read_request_end_index(&self, index: u32, packets: u32) -> u32 {
+        let requests = index / self.max_responses_per_read_request + 1;
+        requests
+            .saturating_mul(self.max_responses_per_read_request)
+            .min(packets)
     }
 
     /// Returns offset and length of the bytes in packet `index` of a message of `len` bytes.
@@ -90,7 +92,7 @@ pub(crate) struct Segment {
 }
 
 /// Returns packet `index` of a request; for a READ, the request packet that asks for the responses from `index` on.
-pub(crate) fn segment(
+pub(crate) fn make_segment(
     connection: &ConnectionParameters,
     request: &Request,
     index: u32,
@@ -102,18 +104,18 @@ pub(crate) fn segment(
         RequestOperation::AtomicWrite { .. } => 8,
         _ => 0,
     };
-    let is_last = is_single || index + 1 == connection.packets_of(len);
+    let is_last = is_single || index + 1 == connection.message_packet_count(len);
     let (position, (offset, payload_bytes)) = if is_single {
         (MessagePosition::Only, (0, len))
     } else {
         (
-            MessagePosition::of(index == 0, is_last),
+            MessagePosition::from_first_and_last_flags(index == 0, is_last),
             connection.packet_byte_range(len, index),
         )
     };
     let (operation, extended) =
-        operation_and_headers(connection, &request.operation, index, is_last);
-    let mut bth = connection.bth(operation, position, psn);
+        request_operation_and_headers(connection, &request.operation, index, is_last);
+    let mut bth = connection.make_bth(operation, position, psn);
     bth.solicited = is_last && request.solicited;
     Segment {
         bth,
@@ -124,7 +126,7 @@ pub(crate) fn segment(
 }
 
 /// Returns the operation and the extended headers of a request packet.
-fn operation_and_headers(
+fn request_operation_and_headers(
     connection: &ConnectionParameters,
     operation: &RequestOperation,
     index: u32,
@@ -135,7 +137,7 @@ fn operation_and_headers(
         RequestOperation::Send { tail, .. } => {
             match tail {
                 LastPacketField::Imm(imm) if is_last => extended.imm = Some(imm),
-                LastPacketField::Invalidate(rkey) if is_last => extended.ieth = Some(rkey),
+                LastPacketField::Invalidate(rkey) if is_last => extended.ieth_rkey = Some(rkey),
                 _ => {}
             }
             PacketOperation::Send
@@ -146,15 +148,16 @@ fn operation_and_headers(
             len,
             imm,
         } => {
-            extended.reth = reth(addr, rkey, len).filter(|_| index == 0);
+            extended.reth = make_reth(addr, rkey, len).filter(|_| index == 0);
             extended.imm = imm.filter(|_| is_last);
             PacketOperation::Write
         }
         RequestOperation::Read { addr, rkey, len } => {
             let (offset, _) = connection.packet_byte_range(len, index);
-            let end = connection.read_request_end(index, connection.packets_of(len));
+            let end =
+                connection.read_request_end_index(index, connection.message_packet_count(len));
             let (behind, _) = connection.packet_byte_range(len, end);
-            extended.reth = reth(addr.wrapping_add(offset.into()), rkey, behind - offset);
+            extended.reth = make_reth(addr.wrapping_add(offset.into()), rkey, behind - offset);
             PacketOperation::ReadRequest
         }
         RequestOperation::CompareSwap {
@@ -163,15 +166,15 @@ fn operation_and_headers(
             compare,
             swap,
         } => {
-            extended.atomic = atomic(addr, rkey, swap, compare);
+            extended.atomic = make_atomic_eth(addr, rkey, swap, compare);
             PacketOperation::CompareSwap
         }
         RequestOperation::FetchAdd { addr, rkey, add } => {
-            extended.atomic = atomic(addr, rkey, add, 0);
+            extended.atomic = make_atomic_eth(addr, rkey, add, 0);
             PacketOperation::FetchAdd
         }
         RequestOperation::AtomicWrite { addr, rkey } => {
-            extended.reth = reth(addr, rkey, 8);
+            extended.reth = make_reth(addr, rkey, 8);
             PacketOperation::AtomicWrite
         }
         RequestOperation::Flush {
@@ -181,26 +184,26 @@ fn operation_and_headers(
             placement,
             selectivity,
         } => {
-            extended.reth = reth(addr, rkey, len);
-            extended.feth = feth(placement, selectivity);
+            extended.reth = make_reth(addr, rkey, len);
+            extended.feth = make_feth(placement, selectivity);
             PacketOperation::Flush
         }
     };
     (operation, extended)
 }
 
-fn reth(addr: u64, rkey: u32, len: u32) -> Option<Reth> {
+fn make_reth(addr: u64, rkey: u32, len: u32) -> Option<Reth> {
     Some(Reth { addr, rkey, len })
 }
 
-fn feth(placement: u8, selectivity: u8) -> Option<Feth> {
+fn make_feth(placement: u8, selectivity: u8) -> Option<Feth> {
     Some(Feth {
         placement,
         selectivity,
     })
 }
 
-fn atomic(addr: u64, rkey: u32, swap_or_add: u64, compare: u64) -> Option<AtomicEth> {
+fn make_atomic_eth(addr: u64, rkey: u32, swap_or_add: u64, compare: u64) -> Option<AtomicEth> {
     Some(AtomicEth {
         addr,
         rkey,

@@ -8,15 +8,15 @@ use crate::opcode::{LastPacketField, PacketOperation, Transport};
 use crate::packet::{Packet, emit_with_payload_writer};
 use crate::psn::Psn;
 use crate::request::{LocalMemory, Request, RequestFailure, RequestOperation};
-use crate::segment::{ConnectionParameters, segment};
-use crate::target::{Refusal, ResponderTarget};
+use crate::responder_target::{Refusal, ResponderTarget};
+use crate::segment::{ConnectionParameters, make_segment};
 
 /// The sender of an unreliable connection: a SEND or WRITE is done when its last packet has been sent.
 #[derive(Debug)]
 pub struct Sender {
-    connection: ConnectionParameters,
+    connection_parameters: ConnectionParameters,
     queue: VecDeque<Request>,
-    done_requests: u64,
+    done_request_count: u64,
     /// Packets of the oldest request that have been sent.
     sent_packets_of_oldest_request: u32,
     next_psn: Psn,
@@ -30,15 +30,15 @@ impl Sender {
     #[must_use]
     pub fn new(dest_qpn: u32, pkey: u16, mtu_bytes: u32, first_psn: Psn) -> Self {
         Self {
-            connection: ConnectionParameters {
+            connection_parameters: ConnectionParameters {
                 transport: Transport::Uc,
                 dest_qpn,
                 pkey,
                 mtu_bytes,
-                max_read_packets: 1,
+                max_responses_per_read_request: 1,
             },
             queue: VecDeque::new(),
-            done_requests: 0,
+            done_request_count: 0,
             sent_packets_of_oldest_request: 0,
             next_psn: first_psn,
             failure: None,
@@ -50,11 +50,11 @@ impl Sender {
     /// of the queue.
     pub fn post(&mut self, request: Request) -> u64 {
         self.queue.push_back(request);
-        self.done_requests + self.queue.len() as u64
+        self.done_request_count + self.queue.len() as u64
     }
 
     /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent.
-    pub fn transmit(&mut self, memory: &mut impl LocalMemory, out: &mut Vec<u8>) -> bool {
+    pub fn append_next_packet(&mut self, memory: &mut impl LocalMemory, out: &mut Vec<u8>) -> bool {
         let (Some(request), None) = (self.queue.front(), self.failure) else {
             return false;
         };
@@ -63,21 +63,23 @@ impl Sender {
             RequestOperation::Send { len, tail }
                 if !matches!(tail, LastPacketField::Invalidate(_)) =>
             {
-                self.connection.packets_of(len)
+                self.connection_parameters.message_packet_count(len)
             }
-            RequestOperation::Write { len, .. } => self.connection.packets_of(len),
+            RequestOperation::Write { len, .. } => {
+                self.connection_parameters.message_packet_count(len)
+            }
             _ => {
                 self.failure = Some(RequestFailure::RemoteInvalidRequest);
                 return false;
             }
         };
-        let segment = segment(
-            &self.connection,
+        let segment = make_segment(
+            &self.connection_parameters,
             request,
             self.sent_packets_of_oldest_request,
             self.next_psn,
         );
-        let position = self.done_requests + 1;
+        let position = self.done_request_count + 1;
         let len = segment.payload_bytes as usize;
         let emitted =
             emit_with_payload_writer(&segment.bth, &segment.extended, len, out, |payload| {
@@ -93,7 +95,7 @@ impl Sender {
             let is_send = matches!(request.operation, RequestOperation::Send { .. });
             self.counts.rdma_sends += u64::from(is_send);
             self.queue.pop_front();
-            self.done_requests += 1;
+            self.done_request_count += 1;
             self.sent_packets_of_oldest_request = 0;
         }
         true
@@ -101,8 +103,8 @@ impl Sender {
 
     /// Returns the number of requests that are done, in posting order.
     #[must_use]
-    pub fn done_requests(&self) -> u64 {
-        self.done_requests
+    pub fn done_request_count(&self) -> u64 {
+        self.done_request_count
     }
 
     /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent.
@@ -126,7 +128,7 @@ pub struct Receiver {
 
 /// Number of packets by which a network may delay a packet behind later ones. The sender of a first packet that is
 /// further behind has begun with a new PSN. So a network that delays further may make a message complete twice.
-const MAX_DELAY_PACKETS: u32 = 1024;
+const MAX_REORDERING_PACKETS: u32 = 1024;
 
 impl Receiver {
     /// Makes a receiver that expects the packet `first_psn`.
@@ -147,7 +149,11 @@ impl Receiver {
     }
 
     /// Processes a received packet. Packets that do not continue a message are ignored.
-    pub fn receive(&mut self, packet: &Packet<'_>, target: &mut impl ResponderTarget) {
+    pub fn process_received_packet(
+        &mut self,
+        packet: &Packet<'_>,
+        target: &mut impl ResponderTarget,
+    ) {
         let is_message = packet.bth.transport == Transport::Uc
             && matches!(
                 packet.bth.operation,
@@ -164,7 +170,7 @@ impl Receiver {
             self.partial_message = None;
         }
         let message = self.partial_message.take();
-        match self.process(message, packet, target) {
+        match self.execute_packet(message, packet, target) {
             Ok(message) => self.partial_message = message,
             // A malformed message is dropped. A receive work request that is too short fails the queue pair.
             Err(Refusal::InvalidRequest | Refusal::RemoteAccess | Refusal::NotReady) => {}
@@ -178,11 +184,13 @@ impl Receiver {
         let psn = packet.bth.psn;
         psn.is_before(self.expected_psn)
             && (!packet.bth.position.is_first()
-                || !psn.plus(MAX_DELAY_PACKETS).is_before(self.expected_psn))
+                || !psn
+                    .plus(MAX_REORDERING_PACKETS)
+                    .is_before(self.expected_psn))
     }
 
     /// Executes a packet of a message; returns the message unless this packet is its last.
-    fn process(
+    fn execute_packet(
         &mut self,
         message: Option<PartialMessage>,
         packet: &Packet<'_>,

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::icrc::{self, IcrcFields, IpAddressPair};
 use roce::opcode::{MessagePosition, PacketOperation, Transport};
 use roce::packet::{Aeth, Deth, Packet, Reth, Syndrome};
 
@@ -36,13 +36,13 @@ fn opened(hex: &str) -> (IcrcFields, Vec<u8>) {
     let address = |at: usize| Ipv4Addr::from_octets(*bytes[at..].first_chunk().expect("4 bytes"));
     let (addresses, udp) = if word(12) == 0x0800 {
         let (src, dst) = (address(26), address(30));
-        (FrameAddresses::V4 { src, dst }, 34)
+        (IpAddressPair::V4 { src, dst }, 34)
     } else {
         let (src, dst) = (
             Ipv6Addr::from_octets(part(22)),
             Ipv6Addr::from_octets(part(38)),
         );
-        (FrameAddresses::V6 { src, dst }, 54)
+        (IpAddressPair::V6 { src, dst }, 54)
     };
     let frame = IcrcFields {
         addresses,
@@ -57,10 +57,10 @@ fn opened(hex: &str) -> (IcrcFields, Vec<u8>) {
 fn icrcs_are_those_of_scapy() {
     for hex in frames::ALL {
         let (frame, datagram) = opened(hex);
-        let (transport, icrc) = icrc::split(&datagram).expect("an ICRC");
+        let (transport, icrc) = icrc::split_off_icrc(&datagram).expect("an ICRC");
         assert_eq!(icrc::icrc(&frame, transport), icrc, "{hex}");
         let mut again = transport.to_vec();
-        icrc::append(&frame, &mut again, 0);
+        icrc::append_icrc(&frame, &mut again, 0);
         assert_eq!(again, datagram);
     }
 }
@@ -69,7 +69,7 @@ fn icrcs_are_those_of_scapy() {
 fn packets_are_those_of_scapy() {
     for hex in frames::ALL {
         let (_, datagram) = opened(hex);
-        let (transport, _) = icrc::split(&datagram).expect("an ICRC");
+        let (transport, _) = icrc::split_off_icrc(&datagram).expect("an ICRC");
         let packet = Packet::parse(transport).expect(hex);
         let mut again = Vec::new();
         packet.emit(&mut again);
@@ -136,7 +136,7 @@ fn fields_are_those_that_scapy_was_given() {
 fn the_identification_is_found_from_the_icrc() {
     for hex in frames::ALL {
         let (frame, datagram) = opened(hex);
-        let (transport, icrc) = icrc::split(&datagram).expect("an ICRC");
+        let (transport, icrc) = icrc::split_off_icrc(&datagram).expect("an ICRC");
         for unknown in [0, 1, 0xffff, 0x1234] {
             let guess = IcrcFields {
                 identification: unknown,
@@ -144,8 +144,8 @@ fn the_identification_is_found_from_the_icrc() {
             };
             let found = icrc::recover_identification_if_icrc_valid(&guess, transport, icrc);
             match frame.addresses {
-                FrameAddresses::V4 { .. } => assert_eq!(found, Some(frame.identification), "{hex}"),
-                FrameAddresses::V6 { .. } => assert_eq!(found, Some(unknown), "{hex}"),
+                IpAddressPair::V4 { .. } => assert_eq!(found, Some(frame.identification), "{hex}"),
+                IpAddressPair::V6 { .. } => assert_eq!(found, Some(unknown), "{hex}"),
             }
         }
     }
@@ -153,7 +153,7 @@ fn the_identification_is_found_from_the_icrc() {
 
 #[test]
 fn segments_count_their_identification_up() {
-    let addresses = FrameAddresses::new(
+    let addresses = IpAddressPair::new(
         IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
         "::ffff:127.0.0.3".parse().expect("an address"),
     );
@@ -169,7 +169,7 @@ fn segments_count_their_identification_up() {
         ..frame
     };
     for (k, identification) in [(0, 0xfffe), (1, 0xffff), (2, 0), (3, 1)] {
-        let icrc = icrc::icrc(&frame.gso_segment_fields(k), &transport);
+        let icrc = icrc::icrc(&frame.for_gso_segment(k), &transport);
         assert_eq!(
             icrc::recover_identification_if_icrc_valid(&unknown, &transport, icrc),
             Some(identification)

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use roce::cm::CmMessage;
-use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::icrc::{self, IcrcFields, IpAddressPair};
 use roce::opcode::{PacketOperation, Transport};
 use roce::packet::{Packet, Syndrome};
 
@@ -38,10 +38,10 @@ fn opened(ethernet: &[u8]) -> (IcrcFields, &[u8]) {
     let v6 = |at: usize| Ipv6Addr::from_octets(*ethernet[at..].first_chunk().expect("16 bytes"));
     let (addresses, identification, udp) = if word(12) == 0x0800 {
         let (src, dst) = (v4(26), v4(30));
-        (FrameAddresses::V4 { src, dst }, word(18), 34)
+        (IpAddressPair::V4 { src, dst }, word(18), 34)
     } else {
         let (src, dst) = (v6(22), v6(38));
-        (FrameAddresses::V6 { src, dst }, 0, 54)
+        (IpAddressPair::V6 { src, dst }, 0, 54)
     };
     let frame = IcrcFields {
         addresses,
@@ -57,7 +57,7 @@ fn opened(ethernet: &[u8]) -> (IcrcFields, &[u8]) {
 /// Returns all packets of both captures, from the BTH through the pad.
 fn packets() -> Vec<&'static [u8]> {
     let all = frames(VERBS).into_iter().chain(frames(CM));
-    all.map(|frame| icrc::split(opened(frame).1).expect("an ICRC").0)
+    all.map(|frame| icrc::split_off_icrc(opened(frame).1).expect("an ICRC").0)
         .collect()
 }
 
@@ -65,7 +65,7 @@ fn packets() -> Vec<&'static [u8]> {
 fn icrcs_are_those_of_soft_roce() {
     for ethernet in frames(VERBS).into_iter().chain(frames(CM)) {
         let (frame, datagram) = opened(ethernet);
-        let (transport, received) = icrc::split(datagram).expect("an ICRC");
+        let (transport, received) = icrc::split_off_icrc(datagram).expect("an ICRC");
         assert_eq!(icrc::icrc(&frame, transport), received, "{frame:?}");
         // A socket does not report the identification.
         let guess = IcrcFields {
@@ -138,7 +138,7 @@ fn immediates_have_the_bytes_of_the_work_request() {
 fn messages_of_connection_management_are_emitted_as_the_kernel_does() {
     let mut kinds = BTreeSet::new();
     for ethernet in frames(CM) {
-        let (transport, _) = icrc::split(opened(ethernet).1).expect("an ICRC");
+        let (transport, _) = icrc::split_off_icrc(opened(ethernet).1).expect("an ICRC");
         let packet = Packet::parse(transport).expect("a packet");
         let (transaction, message) = CmMessage::parse(packet.payload).expect("a message");
         assert_eq!(message.emit(transaction), packet.payload, "{message:?}");

@@ -11,10 +11,10 @@ use verbs_abi::*;
 const MAX_COMPLETIONS_PER_POLL: c_int = 32;
 
 /// An array for the completions of one poll.
-pub(crate) type Completions = [ibv_wc; MAX_COMPLETIONS_PER_POLL.cast_unsigned() as usize];
+pub(crate) type CompletionArray = [ibv_wc; MAX_COMPLETIONS_PER_POLL.cast_unsigned() as usize];
 
 /// An array of zeroed completions.
-pub(crate) const NO_COMPLETIONS: Completions =
+pub(crate) const ZEROED_COMPLETIONS: CompletionArray =
     [const { ibv_wc::zeroed() }; MAX_COMPLETIONS_PER_POLL.cast_unsigned() as usize];
 
 /// A completion queue with its own channel, whose descriptor does not block. Queue pairs that use it must be destroyed
@@ -54,7 +54,7 @@ impl Cq {
     }
 
     /// Polls the queue; returns the number of completions in `wcs`.
-    pub(crate) fn poll(&self, wcs: &mut Completions) -> usize {
+    pub(crate) fn poll(&self, wcs: &mut CompletionArray) -> usize {
         // SAFETY: the completion queue is live, and `wcs` has room for POLL completions.
         let n = unsafe { ibv_poll_cq(self.raw, MAX_COMPLETIONS_PER_POLL, wcs.as_mut_ptr()) };
         usize::try_from(n).unwrap_or(0)

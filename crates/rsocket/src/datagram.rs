@@ -15,12 +15,12 @@ use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::pair::{BufferedUdQp, ReceivedDatagram};
-use crate::protocol::{SenderHeader, UdpDatagram as Message};
-use crate::sizes::QueueSizes;
+use crate::buffered_ud_qp::{BufferedUdQp, ReceivedDatagram};
+use crate::protocol::{QpAddressDatagram as Message, SenderAddressHeader};
+use crate::queue_and_buffer_sizes::QueueAndBufferSizes;
 use crate::wait::lock;
 use crate::wait::{
-    self, BlockingMode, Deadline, SocketWaiters, WaitableState, WaitingThread, for_reading,
+    self, BlockingMode, Deadline, SocketWaiters, WaitableState, WaitingThread, pollfd_for_reading,
 };
 use rdmacm::QpAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
@@ -48,25 +48,25 @@ enum UnreadDatagram {
     Udp(Vec<u8>),
 }
 
-struct DatagramState {
+struct DatagramSocketState {
     udp: UdpSocket,
     /// Queue pair; made when first needed, because options must be set before.
     ud_qp: Option<BufferedUdQp>,
-    sizes: QueueSizes,
-    peer: Option<SocketAddr>,
+    queue_and_buffer_sizes: QueueAndBufferSizes,
+    connected_peer: Option<SocketAddr>,
     routes: HashMap<SocketAddr, PeerRoute>,
     unread_datagrams: VecDeque<(SocketAddr, UnreadDatagram)>,
     /// Number of datagrams in `arrived` that came over UDP.
-    unread_udp_datagrams: usize,
+    unread_udp_datagram_count: usize,
     pending_error: Option<Errno>,
     /// Memory into which `recv_from` copies one UDP datagram; not `SO_RCVBUF`.
-    udp_receive_buffer: Box<[u8]>,
-    blocking: BlockingMode,
+    udp_recv_scratch_buffer: Box<[u8]>,
+    blocking_mode: BlockingMode,
     waiters: SocketWaiters,
 }
 
 /// A datagram socket.
-pub(crate) struct DatagramSocket(Mutex<DatagramState>);
+pub(crate) struct DatagramSocket(Mutex<DatagramSocketState>);
 
 impl DatagramSocket {
     /// Makes a socket; returns the socket and its descriptor, which is that of the UDP socket.
@@ -82,23 +82,23 @@ impl DatagramSocket {
             UdpSocket::from_raw_fd(fd)
         };
         let fd = udp.as_raw_fd();
-        let state = DatagramState {
+        let state = DatagramSocketState {
             udp,
             ud_qp: None,
-            sizes: QueueSizes::default(),
-            peer: None,
+            queue_and_buffer_sizes: QueueAndBufferSizes::default(),
+            connected_peer: None,
             routes: HashMap::new(),
             unread_datagrams: VecDeque::new(),
-            unread_udp_datagrams: 0,
+            unread_udp_datagram_count: 0,
             pending_error: None,
-            udp_receive_buffer: vec![0; MAX_UDP_DATAGRAM_BYTES].into(),
-            blocking: BlockingMode::new(nonblocking),
+            udp_recv_scratch_buffer: vec![0; MAX_UDP_DATAGRAM_BYTES].into(),
+            blocking_mode: BlockingMode::new(nonblocking),
             waiters: SocketWaiters::default(),
         };
         Ok((Arc::new(Self(Mutex::new(state))), fd))
     }
 
-    fn lock(&self) -> MutexGuard<'_, DatagramState> {
+    fn lock(&self) -> MutexGuard<'_, DatagramSocketState> {
         lock(&self.0)
     }
 
@@ -121,7 +121,7 @@ impl DatagramSocket {
         let mut state = self.lock();
         state.ud_qp_or_create()?;
         state.udp.connect(addr)?;
-        state.peer = Some(addr);
+        state.connected_peer = Some(addr);
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl DatagramSocket {
 
     /// Implements `shutdown(2)`: only checks that the socket is connected.
     pub(crate) fn check_connected_for_shutdown(&self) -> Result {
-        match self.lock().peer {
+        match self.lock().connected_peer {
             Some(_) => Ok(()),
             None => Err(Errno(libc::ENOTCONN)),
         }
@@ -160,23 +160,26 @@ impl DatagramSocket {
     /// Waits until all posted datagrams are sent, and closes the socket.
     pub(crate) fn close(&self) {
         // Datagrams that are still waiting for a receive after this time are dropped.
-        let sent = |state: &mut DatagramState| {
-            let all = state.ud_qp.as_ref().is_none_or(BufferedUdQp::all_sent);
+        let sent = |state: &mut DatagramSocketState| {
+            let all = state
+                .ud_qp
+                .as_ref()
+                .is_none_or(BufferedUdQp::have_all_sends_completed);
             all.then_some(())
         };
         let _ = wait::wait_until(&self.0, Deadline::after(SILENT_ROUTE_LIFETIME), sent);
         let mut state = self.lock();
         state.unread_datagrams.clear();
         state.ud_qp = None;
-        state.waiters.wake_others();
+        state.waiters.wake_all_but_this_thread();
     }
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        self.lock().blocking = BlockingMode::new(nonblocking);
+        self.lock().blocking_mode = BlockingMode::new(nonblocking);
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.lock().blocking.is_nonblocking()
+        self.lock().blocking_mode.is_nonblocking()
     }
 
     /// Implements `setsockopt(2)` for options whose value is an `int`: the sizes of RDMA queues, and options of UDP
@@ -186,7 +189,7 @@ impl DatagramSocket {
         if level == verbs_abi::SOL_RDMA {
             let new = state.ud_qp.is_none();
             return state
-                .sizes
+                .queue_and_buffer_sizes
                 .set_rdma_option_if_known(name, value)
                 .filter(|()| new)
                 .ok_or(INVALID);
@@ -217,7 +220,7 @@ impl DatagramSocket {
         let state = self.lock();
         if level == verbs_abi::SOL_RDMA {
             return state
-                .sizes
+                .queue_and_buffer_sizes
                 .rdma_option_if_known(name)
                 .ok_or(Errno(libc::ENOTSUP));
         }
@@ -254,31 +257,35 @@ impl DatagramSocket {
     }
 }
 
-impl WaitableState for DatagramState {
+impl WaitableState for DatagramSocketState {
     /// rdma-core waits for datagrams in `epoll_wait(2)`, which is never restarted (`ds_get_cq_event` of `rsocket.c`).
-    const IS_RESTARTABLE: bool = false;
+    const WAIT_RESTARTS_AFTER_SIGNAL: bool = false;
 
-    fn progress(&mut self) {
+    fn process_completions_and_events(&mut self) {
         let mut any = false;
         if let Some(pair) = &mut self.ud_qp {
             let mut received = Vec::new();
             any = pair.poll_completions(|datagram| received.push(datagram));
             for datagram in received {
-                self.queue_rdma_datagram(datagram);
+                self.queue_or_drop_rdma_datagram(datagram);
             }
         }
         any |= self.receive_udp_datagrams_if_any();
         if any {
-            self.waiters.wake_others();
+            self.waiters.wake_all_but_this_thread();
         }
     }
 
-    fn events(&mut self, asked: libc::c_short) -> libc::c_short {
+    fn pending_poll_events(&mut self, asked: libc::c_short) -> libc::c_short {
         let mut found = 0;
         if !self.unread_datagrams.is_empty() || self.pending_error.is_some() {
             found |= asked & (libc::POLLIN | libc::POLLRDNORM);
         }
-        if self.ud_qp.as_ref().is_none_or(BufferedUdQp::has_room) {
+        if self
+            .ud_qp
+            .as_ref()
+            .is_none_or(BufferedUdQp::has_send_queue_room)
+        {
             found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
         }
         if self.pending_error.is_some() {
@@ -289,15 +296,19 @@ impl WaitableState for DatagramState {
 
     fn arm(&mut self) -> bool {
         if let Some(pair) = &mut self.ud_qp {
-            pair.arm();
+            pair.take_events_and_arm();
         }
-        self.progress();
+        self.process_completions_and_events();
         true
     }
 
-    fn descriptors(&self) -> Vec<libc::pollfd> {
-        let mut fds = vec![for_reading(self.udp.as_raw_fd())];
-        fds.extend(self.ud_qp.as_ref().map(|pair| for_reading(pair.fd())));
+    fn wake_up_descriptors(&self) -> Vec<libc::pollfd> {
+        let mut fds = vec![pollfd_for_reading(self.udp.as_raw_fd())];
+        fds.extend(
+            self.ud_qp
+                .as_ref()
+                .map(|pair| pollfd_for_reading(pair.fd())),
+        );
         fds
     }
 
@@ -306,16 +317,16 @@ impl WaitableState for DatagramState {
     }
 
     fn blocking_mode(&mut self) -> &mut BlockingMode {
-        &mut self.blocking
+        &mut self.blocking_mode
     }
 }
 
-impl DatagramState {
+impl DatagramSocketState {
     fn ud_qp_or_create(&mut self) -> Result<&mut BufferedUdQp> {
         if self.ud_qp.is_none() {
             self.ud_qp = Some(BufferedUdQp::new(
                 rdmacm::default_device_port()?,
-                self.sizes,
+                self.queue_and_buffer_sizes,
             )?);
         }
         self.ud_qp.as_mut().ok_or(INVALID)
@@ -344,29 +355,31 @@ impl DatagramState {
         if let Some(error) = self.pending_error.take() {
             return Err(error);
         }
-        let to = to.or(self.peer).ok_or(Errno(libc::EDESTADDRREQ))?;
+        let to = to
+            .or(self.connected_peer)
+            .ok_or(Errno(libc::EDESTADDRREQ))?;
         let route = self.routes.get(&to);
         let route = route
             .filter(|route| route.last_heard.elapsed() < SILENT_ROUTE_LIFETIME)
             .map(|route| (route.peer_qp, route.own_address_at_peer));
         let mtu = self.ud_qp_or_create()?.mtu();
-        if SenderHeader::MAX_BYTES + bytes.len() > mtu {
+        if SenderAddressHeader::MAX_ENCODED_BYTES + bytes.len() > mtu {
             return Err(Errno(libc::EMSGSIZE));
         }
         let Some((route, own)) = route else {
-            return self.try_send_udp(to, bytes, false);
+            return self.try_send_udp_with_qp_address(to, bytes, false);
         };
-        if !self.ud_qp_or_create()?.has_room() {
+        if !self.ud_qp_or_create()?.has_send_queue_room() {
             return Ok(None);
         }
-        let label = SenderHeader(own).encode();
+        let label = SenderAddressHeader(own).encode();
         self.ud_qp_or_create()?
             .send(own.ip(), &route, [&label, bytes])?;
         Ok(Some(bytes.len()))
     }
 
     /// Sends a datagram over UDP, with the address of the own queue pair; an answer has no payload.
-    fn try_send_udp(
+    fn try_send_udp_with_qp_address(
         &mut self,
         to: SocketAddr,
         payload: &[u8],
@@ -386,12 +399,12 @@ impl DatagramState {
         }
         let from = self.own_address_seen_by(to)?.ip();
         let message = Message {
-            sender: self.ud_qp_or_create()?.address(from),
+            sender_qp_address: self.ud_qp_or_create()?.qp_address(from),
             is_answer,
             payload,
         };
         let bytes = message.encode();
-        let sent = if self.peer == Some(to) {
+        let sent = if self.connected_peer == Some(to) {
             self.udp.send(&bytes)
         } else {
             self.udp.send_to(&bytes, to)
@@ -407,7 +420,7 @@ impl DatagramState {
     fn receive_udp_datagrams_if_any(&mut self) -> bool {
         let mut any = false;
         loop {
-            let (len, from) = match self.udp.recv_from(&mut self.udp_receive_buffer) {
+            let (len, from) = match self.udp.recv_from(&mut self.udp_recv_scratch_buffer) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return any,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -418,9 +431,12 @@ impl DatagramState {
                     return true;
                 }
             };
-            let message = self.udp_receive_buffer.get(..len).and_then(Message::decode);
+            let message = self
+                .udp_recv_scratch_buffer
+                .get(..len)
+                .and_then(Message::decode);
             let Some(Message {
-                sender,
+                sender_qp_address: sender,
                 is_answer,
                 payload,
             }) = message
@@ -428,20 +444,20 @@ impl DatagramState {
                 continue;
             };
             any = true;
-            if !is_answer && self.unread_udp_datagrams < MAX_UNREAD_UDP_DATAGRAMS {
-                self.unread_udp_datagrams += 1;
+            if !is_answer && self.unread_udp_datagram_count < MAX_UNREAD_UDP_DATAGRAMS {
+                self.unread_udp_datagram_count += 1;
                 let arrived = UnreadDatagram::Udp(payload.to_vec());
                 self.unread_datagrams.push_back((from, arrived));
             }
-            if self.add_route(from, sender).is_err() || is_answer {
+            if self.remember_peer_qp(from, sender).is_err() || is_answer {
                 continue;
             }
             // If the answer is lost, the sender's next datagram asks again.
-            let _ = self.try_send_udp(from, &[], true);
+            let _ = self.try_send_udp_with_qp_address(from, &[], true);
         }
     }
 
-    fn add_route(&mut self, from: SocketAddr, to: QpAddress) -> Result {
+    fn remember_peer_qp(&mut self, from: SocketAddr, to: QpAddress) -> Result {
         if self.routes.len() >= MAX_ROUTES {
             self.routes.clear();
         }
@@ -459,20 +475,22 @@ impl DatagramState {
     }
 
     /// Processes a datagram that has arrived over RDMA.
-    fn queue_rdma_datagram(&mut self, datagram: ReceivedDatagram) {
+    fn queue_or_drop_rdma_datagram(&mut self, datagram: ReceivedDatagram) {
         let Some(pair) = &mut self.ud_qp else { return };
-        let mut head = [0; SenderHeader::MAX_BYTES];
+        let mut head = [0; SenderAddressHeader::MAX_ENCODED_BYTES];
         let len = datagram.len().min(head.len());
-        pair.read(&datagram, 0, &mut head[..len]);
-        match SenderHeader::decode(&head[..len]) {
-            Some((SenderHeader(from), at)) if self.peer.is_none_or(|peer| peer == from) => {
+        pair.copy_from_datagram(&datagram, 0, &mut head[..len]);
+        match SenderAddressHeader::decode(&head[..len]) {
+            Some((SenderAddressHeader(from), at))
+                if self.connected_peer.is_none_or(|peer| peer == from) =>
+            {
                 if let Some(route) = self.routes.get_mut(&from) {
                     route.last_heard = Instant::now();
                 }
                 self.unread_datagrams
                     .push_back((from, UnreadDatagram::Rdma(datagram, at)));
             }
-            _ => pair.repost(&datagram),
+            _ => pair.repost_recv_buffer(&datagram),
         }
     }
 
@@ -492,7 +510,7 @@ impl DatagramState {
                 let len = datagram.len() - at;
                 let copied = len.min(bytes.len());
                 let to = bytes.get_mut(..copied).unwrap_or_default();
-                pair.read(datagram, *at, to);
+                pair.copy_from_datagram(datagram, *at, to);
                 (len, copied)
             }
             UnreadDatagram::Udp(payload) => {
@@ -506,8 +524,8 @@ impl DatagramState {
         };
         if flags & libc::MSG_PEEK == 0 {
             match self.unread_datagrams.pop_front() {
-                Some((_, UnreadDatagram::Rdma(datagram, _))) => pair.repost(&datagram),
-                Some((_, UnreadDatagram::Udp(_))) => self.unread_udp_datagrams -= 1,
+                Some((_, UnreadDatagram::Rdma(datagram, _))) => pair.repost_recv_buffer(&datagram),
+                Some((_, UnreadDatagram::Udp(_))) => self.unread_udp_datagram_count -= 1,
                 None => {}
             }
         }

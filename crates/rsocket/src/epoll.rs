@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::poll::rpoll;
-use crate::wait::{Deadline, for_reading, lock};
+use crate::wait::{Deadline, lock, pollfd_for_reading};
 use rdmacm::errno::{Errno, INVALID, Result};
 
 /// The events of one descriptor for which a set waits.
@@ -29,11 +29,12 @@ struct DescriptorInterest {
 struct DescriptorSet {
     /// Eventfd. It is closed by [`close_if_descriptor_set`], or by the program's `close_if_descriptor_set(2)`, after
     /// which the number may belong to another descriptor.
-    fd: RawFd,
+    eventfd: RawFd,
     interests: Mutex<BTreeMap<RawFd, DescriptorInterest>>,
 }
 
-static SETS: Mutex<BTreeMap<RawFd, Arc<DescriptorSet>>> = Mutex::new(BTreeMap::new());
+static DESCRIPTOR_SETS_BY_FD: Mutex<BTreeMap<RawFd, Arc<DescriptorSet>>> =
+    Mutex::new(BTreeMap::new());
 
 /// The bits that `epoll_event.events` and `poll(2)` share.
 const BITS_SHARED_WITH_POLL: u32 = 0x3fff;
@@ -51,7 +52,13 @@ pub(crate) fn create(flags: c_int) -> Result<c_int> {
     let fd = fd.into_raw_fd();
     let interests = Mutex::new(BTreeMap::new());
     // This replaces a set that the program has closed by `close(2)`.
-    lock(&SETS).insert(fd, Arc::new(DescriptorSet { fd, interests }));
+    lock(&DESCRIPTOR_SETS_BY_FD).insert(
+        fd,
+        Arc::new(DescriptorSet {
+            eventfd: fd,
+            interests,
+        }),
+    );
     Ok(fd)
 }
 
@@ -60,28 +67,31 @@ impl DescriptorSet {
     fn notify_waiters(&self) {
         let one = 1u64;
         // SAFETY: the pointer leads to eight bytes, as eventfds require.
-        unsafe { libc::write(self.fd, (&raw const one).cast(), size_of::<u64>()) };
+        unsafe { libc::write(self.eventfd, (&raw const one).cast(), size_of::<u64>()) };
     }
 
     /// Clears the eventfd after a check of the set.
     fn clear_notification(&self) {
         let mut count = 0u64;
         // SAFETY: room for eight bytes; the descriptor does not block.
-        unsafe { libc::read(self.fd, (&raw mut count).cast(), size_of::<u64>()) };
+        unsafe { libc::read(self.eventfd, (&raw mut count).cast(), size_of::<u64>()) };
     }
 }
 
 fn find(number: c_int) -> Result<Arc<DescriptorSet>> {
-    lock(&SETS).get(&number).cloned().ok_or(Errno(libc::EBADF))
+    lock(&DESCRIPTOR_SETS_BY_FD)
+        .get(&number)
+        .cloned()
+        .ok_or(Errno(libc::EBADF))
 }
 
 /// Closes a set; returns false if `number` is not a set.
 pub(crate) fn close_if_descriptor_set(number: c_int) -> bool {
-    let Some(set) = lock(&SETS).remove(&number) else {
+    let Some(set) = lock(&DESCRIPTOR_SETS_BY_FD).remove(&number) else {
         return false;
     };
     // SAFETY: the descriptor belongs to the set, which no thread can find any more.
-    unsafe { libc::close(set.fd) };
+    unsafe { libc::close(set.eventfd) };
     true
 }
 
@@ -134,7 +144,7 @@ pub(crate) fn wait(
     let set = find(number)?;
     let deadline = Deadline::from_poll_timeout_ms(timeout_ms);
     loop {
-        let mut fds = vec![for_reading(number)];
+        let mut fds = vec![pollfd_for_reading(number)];
         fds.extend(
             lock(&set.interests)
                 .iter()
@@ -148,13 +158,15 @@ pub(crate) fn wait(
         );
         rpoll(
             &mut fds,
-            deadline.or_after_if_sooner(RECHECK_INTERVAL).timeout_ms(),
+            deadline
+                .or_after_if_sooner(RECHECK_INTERVAL)
+                .to_poll_timeout_ms(),
         )?;
         set.clear_notification();
         if fds.first().is_some_and(|f| f.revents & libc::POLLNVAL != 0) {
             return Err(Errno(libc::EBADF));
         }
-        let found = ready_events(&set, fds.get(1..).unwrap_or_default(), most);
+        let found = take_ready_events(&set, fds.get(1..).unwrap_or_default(), most);
         if !found.is_empty() || deadline.has_passed() {
             return Ok(found);
         }
@@ -162,7 +174,7 @@ pub(crate) fn wait(
 }
 
 /// Returns the events of polled descriptors for which the set still waits.
-fn ready_events(
+fn take_ready_events(
     set: &DescriptorSet,
     polled: &[libc::pollfd],
     most: usize,

@@ -2,13 +2,14 @@
 //!
 //! [`abi`] contains the C functions. The layers, bottom up:
 //!
-//! - `protocol`: messages between the two ends; `memory`: registered buffers; `cq`: completions; `sizes`, `options`:
-//!   values of socket options.
+//! - `protocol`: messages between the two ends; `memory`: registered buffers; `cq`: completions.
+//! - `queue_and_buffer_sizes`, `ineffective_options`: values of socket options.
 //! - `stream`: a byte stream over a queue pair, and buffers that its peer maps; its functions never wait.
 //! - `wait`: waiting for several descriptors and for other threads.
-//! - `session`, `session_options`: an id, with a stream while it is connected; `socket`: the calls of a stream socket.
-//! - `pair`: a UD queue pair; `datagram`: a datagram socket, which has such a pair.
-//! - `table`: the sockets of the process by descriptor.
+//! - `stream_socket_state`, `stream_socket_options`: an id, with a stream while it is connected; `stream_socket`: the
+//!   calls of a stream socket.
+//! - `buffered_ud_qp`: a UD queue pair with its buffers; `datagram`: a datagram socket, which has such a queue pair.
+//! - `socket_table`: the sockets of the process by descriptor.
 //! - `poll`: `poll(2)` over rsockets and other descriptors; `epoll`: `epoll(7)` on top of it.
 //! - [`net`]: stream sockets for Rust programs.
 //!
@@ -21,29 +22,29 @@
 #[allow(unsafe_code)]
 pub mod abi;
 #[allow(unsafe_code)]
+mod buffered_ud_qp;
+#[allow(unsafe_code)]
 mod cq;
 #[allow(unsafe_code)]
 mod datagram;
 #[allow(unsafe_code)]
 mod epoll;
+mod ineffective_options;
 #[allow(unsafe_code)]
 mod memory;
 pub mod net;
-mod options;
-#[allow(unsafe_code)]
-mod pair;
 #[allow(unsafe_code)]
 mod poll;
 mod protocol;
-#[allow(unsafe_code)]
-mod session;
-mod session_options;
-mod sizes;
-#[allow(unsafe_code)]
-mod socket;
+mod queue_and_buffer_sizes;
+mod socket_table;
 #[allow(unsafe_code)]
 mod stream;
-mod table;
+#[allow(unsafe_code)]
+mod stream_socket;
+mod stream_socket_options;
+#[allow(unsafe_code)]
+mod stream_socket_state;
 #[allow(unsafe_code)]
 mod wait;
 

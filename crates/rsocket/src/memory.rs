@@ -36,9 +36,9 @@ impl ZeroedRegion {
         len: usize,
         access: c_int,
     ) -> Result<Self> {
-        let (start, is_sysv) = match sysv_segment(len) {
+        let (start, is_sysv) = match create_sysv_segment(len) {
             Some(start) => (start, true),
-            None => (private_pages(len)?, false),
+            None => (map_private_pages(len)?, false),
         };
         let mut memory = Self {
             start,
@@ -102,7 +102,7 @@ impl ZeroedRegion {
     }
 
     /// Reads the word at `offset`, which is a multiple of 8.
-    pub(crate) fn word(&self, offset: usize) -> u64 {
+    pub(crate) fn read_word(&self, offset: usize) -> u64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.len);
         // SAFETY: the word is inside the memory, whose start is page-aligned, so it is aligned. Only another process
         // may write it at the same time, through the NIC.
@@ -128,7 +128,7 @@ impl Drop for ZeroedRegion {
 
 /// Makes a System V segment that is destroyed with its last detach. The software NIC lets peers map such a segment, and
 /// writes to it without a system call.
-fn sysv_segment(len: usize) -> Option<NonNull<u8>> {
+fn create_sysv_segment(len: usize) -> Option<NonNull<u8>> {
     // SAFETY: a new segment, attached at an address that the kernel selects. It is marked for destruction at once; on
     // Linux, other processes can attach it until it is destroyed (`shmctl(2)`, IPC_RMID).
     unsafe {
@@ -145,7 +145,7 @@ fn sysv_segment(len: usize) -> Option<NonNull<u8>> {
     }
 }
 
-fn private_pages(len: usize) -> Result<NonNull<u8>> {
+fn map_private_pages(len: usize) -> Result<NonNull<u8>> {
     // SAFETY: new pages, at an address that the kernel selects.
     let start = unsafe {
         libc::mmap(

@@ -11,14 +11,14 @@ use std::time::Duration;
 use rdmacm::errno::Result;
 
 use crate::poll::rpoll;
-use crate::socket::StreamSocket;
-use crate::table::{RSocket, find};
+use crate::socket_table::{RSocket, find};
+use crate::stream_socket::StreamSocket;
 use crate::wait::Deadline;
 
 /// A stream socket by its descriptor, which is closed on drop.
 struct Socket {
     fd: RawFd,
-    socket: Arc<StreamSocket>,
+    stream_socket: Arc<StreamSocket>,
 }
 
 impl Socket {
@@ -27,12 +27,15 @@ impl Socket {
             SocketAddr::V4(_) => libc::AF_INET,
             SocketAddr::V6(_) => libc::AF_INET6,
         };
-        Self::of(RSocket::create(domain, libc::SOCK_STREAM, 0)?)
+        Self::from_fd(RSocket::create(domain, libc::SOCK_STREAM, 0)?)
     }
 
-    fn of(fd: RawFd) -> Result<Self> {
-        let socket = Arc::clone(find(fd)?.stream()?);
-        Ok(Self { fd, socket })
+    fn from_fd(fd: RawFd) -> Result<Self> {
+        let socket = Arc::clone(find(fd)?.as_stream_socket()?);
+        Ok(Self {
+            fd,
+            stream_socket: socket,
+        })
     }
 }
 
@@ -55,8 +58,11 @@ impl Listener {
         /// As many as Linux keeps by default (`somaxconn`).
         const BACKLOG: libc::c_int = 4096;
         let socket = Socket::new(address).map_err(to_io_error)?;
-        socket.socket.bind(address.into()).map_err(to_io_error)?;
-        socket.socket.listen(BACKLOG).map_err(to_io_error)?;
+        socket
+            .stream_socket
+            .bind(address.into())
+            .map_err(to_io_error)?;
+        socket.stream_socket.listen(BACKLOG).map_err(to_io_error)?;
         Ok(Self(socket))
     }
 
@@ -65,14 +71,14 @@ impl Listener {
     /// # Errors
     /// Returns an error if the address is not an IP address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let own = self.0.socket.own_or_peer_address(false);
+        let own = self.0.stream_socket.own_or_peer_address(false);
         own.and_then(|own| own.ip_socket_addr())
             .map_err(to_io_error)
     }
 
     /// Sets whether [`accept`](Self::accept) fails with `WouldBlock` rather than wait.
     pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.0.socket.set_nonblocking(nonblocking);
+        self.0.stream_socket.set_nonblocking(nonblocking);
     }
 
     /// Returns the next connection, which blocks.
@@ -80,10 +86,10 @@ impl Listener {
     /// # Errors
     /// Returns an error if descriptors or memory are lacking; the listener remains usable.
     pub fn accept(&self) -> io::Result<Stream> {
-        let (fd, _) = RSocket::Stream(Arc::clone(&self.0.socket))
+        let (fd, _) = RSocket::Stream(Arc::clone(&self.0.stream_socket))
             .accept()
             .map_err(to_io_error)?;
-        Ok(Stream(Socket::of(fd).map_err(to_io_error)?))
+        Ok(Stream(Socket::from_fd(fd).map_err(to_io_error)?))
     }
 }
 
@@ -97,13 +103,16 @@ impl Stream {
     /// Returns an error if no process listens at the address, or no device exists.
     pub fn connect(address: SocketAddr) -> io::Result<Self> {
         let socket = Socket::new(address).map_err(to_io_error)?;
-        socket.socket.connect(address.into()).map_err(to_io_error)?;
+        socket
+            .stream_socket
+            .connect(address.into())
+            .map_err(to_io_error)?;
         Ok(Self(socket))
     }
 
     /// Sets whether reads and writes fail with `WouldBlock` rather than wait.
     pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.0.socket.set_nonblocking(nonblocking);
+        self.0.stream_socket.set_nonblocking(nonblocking);
     }
 
     /// Ends this side's data. Waits up to 10 s until the peer has received all data.
@@ -111,19 +120,22 @@ impl Stream {
     /// # Errors
     /// Returns an error if the connection has failed.
     pub fn shutdown_write(&self) -> io::Result<()> {
-        self.0.socket.shutdown(libc::SHUT_WR).map_err(to_io_error)
+        self.0
+            .stream_socket
+            .shutdown(libc::SHUT_WR)
+            .map_err(to_io_error)
     }
 }
 
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.0.socket.recv(into, 0).map_err(to_io_error)
+        self.0.stream_socket.recv(into, 0).map_err(to_io_error)
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.socket.send(bytes, 0).map_err(to_io_error)
+        self.0.stream_socket.send(bytes, 0).map_err(to_io_error)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -137,20 +149,20 @@ pub struct SocketAndAwaitedEvent(libc::pollfd);
 impl SocketAndAwaitedEvent {
     /// Waits until a connection can be accepted.
     pub fn incoming_connection(listener: &Listener) -> Self {
-        Self::of(&listener.0, libc::POLLIN)
+        Self::with_events(&listener.0, libc::POLLIN)
     }
 
     /// Waits until bytes or the end of the data can be read.
     pub fn readable(stream: &Stream) -> Self {
-        Self::of(&stream.0, libc::POLLIN)
+        Self::with_events(&stream.0, libc::POLLIN)
     }
 
     /// Waits as [`readable`](Self::readable), or until bytes can be written.
     pub fn readable_or_writable(stream: &Stream) -> Self {
-        Self::of(&stream.0, libc::POLLIN | libc::POLLOUT)
+        Self::with_events(&stream.0, libc::POLLIN | libc::POLLOUT)
     }
 
-    fn of(socket: &Socket, events: libc::c_short) -> Self {
+    fn with_events(socket: &Socket, events: libc::c_short) -> Self {
         Self(libc::pollfd {
             fd: socket.fd,
             events,
@@ -169,7 +181,7 @@ pub fn poll(
 ) -> io::Result<usize> {
     let mut fds: Vec<libc::pollfd> = wanted.into_iter().map(|wanted| wanted.0).collect();
     let deadline = timeout.map_or(Deadline::NEVER, Deadline::after);
-    rpoll(&mut fds, deadline.timeout_ms()).map_err(to_io_error)
+    rpoll(&mut fds, deadline.to_poll_timeout_ms()).map_err(to_io_error)
 }
 
 fn to_io_error(e: rdmacm::errno::Errno) -> io::Error {

@@ -4,25 +4,25 @@ use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use crate::table::find;
-use crate::wait::{Deadline, WaitingThread, for_reading, poll};
+use crate::socket_table::find;
+use crate::wait::{Deadline, WaitingThread, poll_until_deadline, pollfd_for_reading};
 use rdmacm::errno::{Errno, INVALID, Result};
 
 /// Implements `poll(2)`; some of `fds` may be rsockets. Returns the number of entries with events.
 pub(crate) fn rpoll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize> {
-    poll_until(fds, Deadline::from_poll_timeout_ms(timeout_ms))
+    rpoll_until(fds, Deadline::from_poll_timeout_ms(timeout_ms))
 }
 
-fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
+fn rpoll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     let sockets: Vec<_> = fds.iter().map(|f| find(f.fd).ok()).collect();
     if sockets.iter().all(Option::is_none) {
-        return poll(fds, deadline);
+        return poll_until_deadline(fds, deadline);
     }
     let waiter = WaitingThread::of_this_thread()?;
     loop {
         waiter.clear_wake_ups();
         // Polls the descriptors of the rsockets and the waiter, followed by those that are not rsockets.
-        let mut below = vec![for_reading(waiter.fd())];
+        let mut below = vec![pollfd_for_reading(waiter.eventfd())];
         let mut found = 0;
         for (fd, socket) in fds.iter_mut().zip(&sockets) {
             fd.revents = 0;
@@ -45,7 +45,7 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
         } else {
             deadline
         };
-        poll(&mut below, wait)?;
+        poll_until_deadline(&mut below, wait)?;
         let mut others = below.get(others_at..).unwrap_or_default().iter();
         for (fd, socket) in fds.iter_mut().zip(&sockets) {
             if socket.is_none()
@@ -75,7 +75,7 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
 ///
 /// # Safety
 /// `set` is NULL or valid.
-unsafe fn is_in(set: *const libc::fd_set, fd: RawFd) -> bool {
+unsafe fn is_fd_in_set(set: *const libc::fd_set, fd: RawFd) -> bool {
     // SAFETY: contract of this function; `fd` is less than FD_SETSIZE.
     !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
 }
@@ -104,7 +104,7 @@ pub(crate) unsafe fn rselect(
         let mut events = 0;
         for (set, asked) in sets.into_iter().zip(REQUESTED_EVENTS) {
             // SAFETY: contract of this function.
-            if unsafe { is_in(set, fd) } {
+            if unsafe { is_fd_in_set(set, fd) } {
                 events |= asked;
             }
         }
@@ -116,7 +116,7 @@ pub(crate) unsafe fn rselect(
             });
         }
     }
-    poll_until(&mut fds, timeout.map_or(Deadline::NEVER, Deadline::after))?;
+    rpoll_until(&mut fds, timeout.map_or(Deadline::NEVER, Deadline::after))?;
     if fds.iter().any(|f| f.revents & libc::POLLNVAL != 0) {
         return Err(Errno(libc::EBADF));
     }

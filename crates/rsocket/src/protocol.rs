@@ -15,11 +15,11 @@ pub(crate) struct RemoteBuffer {
 
 impl RemoteBuffer {
     /// Bytes of a target in memory: address, R_Key and length.
-    pub(crate) const SIZE: usize = 16;
+    pub(crate) const ENCODED_BYTES: usize = 16;
 
     /// Encodes the target as in the peer's memory, in the byte order of both hosts.
-    pub(crate) fn to_memory(self) -> [u8; Self::SIZE] {
-        let mut bytes = [0; Self::SIZE];
+    pub(crate) fn to_memory(self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[..8].copy_from_slice(&self.addr.to_ne_bytes());
         bytes[8..12].copy_from_slice(&self.rkey.to_ne_bytes());
         bytes[12..].copy_from_slice(&self.len.to_ne_bytes());
@@ -36,8 +36,8 @@ impl RemoteBuffer {
         }
     }
 
-    fn to_wire(self) -> [u8; Self::SIZE] {
-        let mut bytes = [0; Self::SIZE];
+    fn to_wire(self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.rkey.to_be_bytes());
         bytes[12..].copy_from_slice(&self.len.to_be_bytes());
@@ -57,7 +57,7 @@ impl RemoteBuffer {
 }
 
 /// Bytes of an iomap entry in memory: offset and target.
-pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + RemoteBuffer::SIZE;
+pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + RemoteBuffer::ENCODED_BYTES;
 
 /// Version of the protocol.
 const VERSION: u8 = 1;
@@ -72,7 +72,7 @@ pub(crate) struct ConnData {
     /// Number of messages that the peer may send before it gets further credits.
     pub(crate) peer_send_credits: u16,
     /// Number of iomap entries after the target SGL, at most 128 × 256.
-    pub(crate) iomap_entries: u16,
+    pub(crate) iomap_entry_count: u16,
     /// Location of the target SGL, to which the peer writes its receive buffers; `len` is the number of targets.
     pub(crate) target_sgl: RemoteBuffer,
     /// First receive buffer.
@@ -92,7 +92,7 @@ impl ConnData {
                 0
             };
         bytes[2..4].copy_from_slice(&self.peer_send_credits.to_be_bytes());
-        bytes[7] = encode_entry_count(self.iomap_entries);
+        bytes[7] = encode_entry_count(self.iomap_entry_count);
         bytes[8..24].copy_from_slice(&self.target_sgl.to_wire());
         bytes[24..].copy_from_slice(&self.first_recv_buffer.to_wire());
         bytes
@@ -107,7 +107,7 @@ impl ConnData {
         }
         Some(Self {
             peer_send_credits: u16::from_be_bytes([bytes[2], bytes[3]]),
-            iomap_entries: if bytes[1] & FLAG_HAS_IOMAP_ENTRIES != 0 {
+            iomap_entry_count: if bytes[1] & FLAG_HAS_IOMAP_ENTRIES != 0 {
                 decode_entry_count(bytes[7])
             } else {
                 0
@@ -135,7 +135,7 @@ fn decode_entry_count(scale: u8) -> u16 {
 }
 
 /// Returns the number of entries that both ends use if one of them has `entries`.
-pub(crate) fn agreed_iomap_entries(entries: u16) -> u16 {
+pub(crate) fn agreed_iomap_entry_count(entries: u16) -> u16 {
     decode_entry_count(encode_entry_count(entries))
 }
 
@@ -145,7 +145,7 @@ pub(crate) enum Immediate {
     /// Number of bytes written to the receive buffer.
     Data(u32),
     /// Number up to which messages may be sent; the target SGL may have changed.
-    Credits(u16),
+    CreditLimit(u16),
     /// An entry of the iomap has changed.
     Iomap,
     /// The peer will neither read nor send any more.
@@ -156,11 +156,11 @@ pub(crate) enum Immediate {
     KeepAlive,
 }
 
-const VALUE_BITS: u32 = 29;
-const OP_DATA: u32 = 0;
-const OP_CREDITS: u32 = 4;
-const OP_IOMAP: u32 = 6;
-const OP_CONTROL: u32 = 7;
+const IMM_VALUE_BITS: u32 = 29;
+const IMM_OP_DATA: u32 = 0;
+const IMM_OP_CREDITS: u32 = 4;
+const IMM_OP_IOMAP: u32 = 6;
+const IMM_OP_CONTROL: u32 = 7;
 const CONTROL_DISCONNECT: u32 = 0;
 const CONTROL_KEEP_ALIVE: u32 = 1;
 const CONTROL_SHUTDOWN: u32 = 2;
@@ -169,26 +169,26 @@ impl Immediate {
     /// Encodes the immediate in host byte order. Data never needs more than 29 bits, since transfers are shorter.
     pub(crate) fn encode(self) -> u32 {
         let (op, value) = match self {
-            Self::Data(len) => (OP_DATA, len),
-            Self::Credits(upto) => (OP_CREDITS, u32::from(upto)),
-            Self::Iomap => (OP_IOMAP, 0),
-            Self::Disconnect => (OP_CONTROL, CONTROL_DISCONNECT),
-            Self::KeepAlive => (OP_CONTROL, CONTROL_KEEP_ALIVE),
-            Self::Shutdown => (OP_CONTROL, CONTROL_SHUTDOWN),
+            Self::Data(len) => (IMM_OP_DATA, len),
+            Self::CreditLimit(upto) => (IMM_OP_CREDITS, u32::from(upto)),
+            Self::Iomap => (IMM_OP_IOMAP, 0),
+            Self::Disconnect => (IMM_OP_CONTROL, CONTROL_DISCONNECT),
+            Self::KeepAlive => (IMM_OP_CONTROL, CONTROL_KEEP_ALIVE),
+            Self::Shutdown => (IMM_OP_CONTROL, CONTROL_SHUTDOWN),
         };
-        op << VALUE_BITS | value
+        op << IMM_VALUE_BITS | value
     }
 
     /// Decodes an immediate; `None` for values that the protocol does not define.
     pub(crate) fn decode(imm: u32) -> Option<Self> {
-        let value = imm & ((1 << VALUE_BITS) - 1);
-        Some(match (imm >> VALUE_BITS, value) {
-            (OP_DATA, len) => Self::Data(len),
-            (OP_CREDITS, upto) => Self::Credits(upto as u16),
-            (OP_IOMAP, _) => Self::Iomap,
-            (OP_CONTROL, CONTROL_DISCONNECT) => Self::Disconnect,
-            (OP_CONTROL, CONTROL_KEEP_ALIVE) => Self::KeepAlive,
-            (OP_CONTROL, CONTROL_SHUTDOWN) => Self::Shutdown,
+        let value = imm & ((1 << IMM_VALUE_BITS) - 1);
+        Some(match (imm >> IMM_VALUE_BITS, value) {
+            (IMM_OP_DATA, len) => Self::Data(len),
+            (IMM_OP_CREDITS, upto) => Self::CreditLimit(upto as u16),
+            (IMM_OP_IOMAP, _) => Self::Iomap,
+            (IMM_OP_CONTROL, CONTROL_DISCONNECT) => Self::Disconnect,
+            (IMM_OP_CONTROL, CONTROL_KEEP_ALIVE) => Self::KeepAlive,
+            (IMM_OP_CONTROL, CONTROL_SHUTDOWN) => Self::Shutdown,
             _ => return None,
         })
     }
@@ -196,11 +196,11 @@ impl Immediate {
 
 /// The header of a datagram over RDMA: its sender's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SenderHeader(pub(crate) SocketAddr);
+pub(crate) struct SenderAddressHeader(pub(crate) SocketAddr);
 
-impl SenderHeader {
+impl SenderAddressHeader {
     /// Largest number of bytes, for an IPv6 address.
-    pub(crate) const MAX_BYTES: usize = 20;
+    pub(crate) const MAX_ENCODED_BYTES: usize = 20;
 
     /// Encodes version, length, port and address.
     pub(crate) fn encode(self) -> Vec<u8> {
@@ -229,24 +229,24 @@ impl SenderHeader {
 
 /// The contents of a datagram over UDP: the address of the sender's queue pair, and the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct UdpDatagram<'a> {
-    pub(crate) sender: QpAddress,
+pub(crate) struct QpAddressDatagram<'a> {
+    pub(crate) sender_qp_address: QpAddress,
     /// True for the answer to a datagram over UDP, which the program does not receive.
     pub(crate) is_answer: bool,
     pub(crate) payload: &'a [u8],
 }
 
-impl<'a> UdpDatagram<'a> {
+impl<'a> QpAddressDatagram<'a> {
     /// Tag that distinguishes these datagrams from those of other programs.
     const TAG: [u8; 4] = *b"VbDg";
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Self::TAG.to_vec();
         bytes.extend([VERSION, u8::from(self.is_answer)]);
-        bytes.extend(self.sender.lid.to_be_bytes());
-        bytes.extend(self.sender.qpn.to_be_bytes());
-        bytes.extend(self.sender.qkey.to_be_bytes());
-        bytes.extend(self.sender.gid);
+        bytes.extend(self.sender_qp_address.lid.to_be_bytes());
+        bytes.extend(self.sender_qp_address.qpn.to_be_bytes());
+        bytes.extend(self.sender_qp_address.qkey.to_be_bytes());
+        bytes.extend(self.sender_qp_address.gid);
         bytes.extend(self.payload);
         bytes
     }
@@ -261,7 +261,7 @@ impl<'a> UdpDatagram<'a> {
             return None;
         }
         Some(Self {
-            sender: QpAddress {
+            sender_qp_address: QpAddress {
                 qpn: u32::from_be_bytes(*qpn),
                 first_psn_from_peer: 0,
                 lid: u16::from_be_bytes([l0, l1]),
@@ -283,10 +283,10 @@ pub fn fuzz_messages(bytes: &[u8]) {
     if let Some(data) = ConnData::decode(bytes) {
         assert_eq!(ConnData::decode(&data.encode()), Some(data));
     }
-    if let Some((label, len)) = SenderHeader::decode(bytes) {
+    if let Some((label, len)) = SenderAddressHeader::decode(bytes) {
         assert_eq!(label.encode(), bytes[..len]);
     }
-    if let Some(datagram) = UdpDatagram::decode(bytes) {
+    if let Some(datagram) = QpAddressDatagram::decode(bytes) {
         assert_eq!(datagram.encode(), bytes);
     }
     if let Some(imm) = bytes.first_chunk().copied().map(u32::from_be_bytes)
@@ -309,7 +309,7 @@ mod tests {
     fn connection_data_is_laid_out_as_documented() {
         let data = ConnData {
             peer_send_credits: 0x0102,
-            iomap_entries: 3,
+            iomap_entry_count: 3,
             target_sgl: RemoteBuffer {
                 addr: 0x1112_1314_1516_1718,
                 rkey: 0x2122_2324,
@@ -345,7 +345,7 @@ mod tests {
         for imm in [
             Immediate::Data(0),
             Immediate::Data(65_536),
-            Immediate::Credits(u16::MAX),
+            Immediate::CreditLimit(u16::MAX),
             Immediate::Iomap,
             Immediate::Disconnect,
             Immediate::Shutdown,
@@ -353,7 +353,7 @@ mod tests {
         ] {
             assert_eq!(Immediate::decode(imm.encode()), Some(imm));
         }
-        assert_eq!(Immediate::Credits(5).encode(), 0x8000_0005);
+        assert_eq!(Immediate::CreditLimit(5).encode(), 0x8000_0005);
         assert_eq!(Immediate::decode(0x2000_0000), None);
         assert_eq!(Immediate::decode(0xe000_0009), None);
     }
@@ -373,11 +373,11 @@ mod tests {
     #[test]
     fn the_scale_never_promises_more_entries_than_there_are() {
         for entries in [0, 1, 127, 128, 129, 255, 256, 300, 512, 32_512, u16::MAX] {
-            let agreed = agreed_iomap_entries(entries);
+            let agreed = agreed_iomap_entry_count(entries);
             assert!(agreed <= entries, "{entries}");
-            assert_eq!(agreed_iomap_entries(agreed), agreed);
+            assert_eq!(agreed_iomap_entry_count(agreed), agreed);
         }
-        assert_eq!(agreed_iomap_entries(128), 128);
-        assert_eq!(agreed_iomap_entries(600), 512);
+        assert_eq!(agreed_iomap_entry_count(128), 128);
+        assert_eq!(agreed_iomap_entry_count(600), 512);
     }
 }

@@ -15,8 +15,10 @@ use verbs_abi::*;
 
 use crate::cq::Cq;
 use crate::memory::ZeroedRegion;
-use crate::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer, agreed_iomap_entries};
-use crate::sizes::QueueSizes;
+use crate::protocol::{
+    ConnData, IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer, agreed_iomap_entry_count,
+};
+use crate::queue_and_buffer_sizes::QueueAndBufferSizes;
 use rdmacm::device_port::{DevicePort, check_returned_errno};
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::CmId;
@@ -24,15 +26,15 @@ use rdmacm::id::CmId;
 /// Number of targets in the target SGL, which the halves of the receive buffer use in turn.
 const TARGET_SGL_ENTRIES: usize = 2;
 /// Number of send work requests reserved for control messages, so that credits can always be sent.
-const CONTROL_WRS: u16 = 4;
+const RESERVED_CONTROL_WRS: u16 = 4;
 /// Number of receives beyond the credits, for control messages.
-const CONTROL_RECEIVES: u16 = 2 * CONTROL_WRS;
+const EXTRA_CONTROL_RECEIVES: u16 = 2 * RESERVED_CONTROL_WRS;
 /// Largest number of bytes per WRITE: with shorter WRITEs, the receiver can start before the last byte has arrived.
 const MAX_WRITE_BYTES: usize = 65_536;
 
 /// Minimum number of work requests; `MIN_BUFFER_BYTES`: of bytes of a buffer. They leave room for control messages and for
 /// two halves of a buffer.
-const MIN_WRS: u16 = 16;
+const MIN_QUEUE_WRS: u16 = 16;
 const MIN_BUFFER_BYTES: usize = 4096;
 
 /// The remote address of a WRITE.
@@ -67,7 +69,7 @@ impl SendPurpose {
 struct PeerWritableBuffer {
     mr: *mut ibv_mr,
     addr: usize,
-    index: u16,
+    peer_iomap_index: u16,
 }
 
 /// One end of a byte stream.
@@ -79,27 +81,27 @@ pub(crate) struct Stream {
     peer_written_memory: ZeroedRegion,
     /// Send buffer.
     send_memory: ZeroedRegion,
-    sizes: QueueSizes,
+    queue_and_buffer_sizes: QueueAndBufferSizes,
 
     // Sending.
     /// Location of the peer's target SGL and iomap.
     remote_target_sgl: RemoteBuffer,
     /// Index of the peer's target that gets the next receive buffer.
-    next_remote_target: usize,
-    /// Unused rest of the current target; `target_index`: the target's index.
+    next_remote_target_index: usize,
+    /// Unused rest of the current target; `current_target_index`: the target's index.
     unused_rest_of_target: RemoteBuffer,
-    target_index: usize,
-    /// Number of data messages sent; `first_forbidden_message`: the number of the first one that must not be sent yet.
+    current_target_index: usize,
+    /// Number of data messages sent; `first_forbidden_message_number`: the number of the first one that must not be sent yet.
     sent_messages: u16,
-    first_forbidden_message: u16,
+    first_forbidden_message_number: u16,
     free_data_wrs: u16,
     free_control_wrs: u16,
-    send_buffer_position: usize,
-    free_send_bytes: usize,
+    send_buffer_write_offset: usize,
+    free_send_buffer_bytes: usize,
 
     // Receiving.
     /// Position of the next byte to read; `readable_bytes`: the number of readable bytes.
-    recv_buffer_position: usize,
+    recv_buffer_read_offset: usize,
     readable_bytes: usize,
     /// Number of bytes that the peer may still write, to detect peers that claim more.
     peer_writable_bytes: usize,
@@ -113,14 +115,14 @@ pub(crate) struct Stream {
 
     peer_writable_buffers: Vec<PeerWritableBuffer>,
     /// Free iomap entries of the peer.
-    free_peer_iomap_entries: VecDeque<u16>,
+    free_peer_iomap_indexes: VecDeque<u16>,
 
     /// True if the peer sends no more.
     pub(crate) peer_has_shut_down: bool,
     /// True if this end sends no more.
     pub(crate) has_shut_down: bool,
     /// Set if neither end sends any more: 0, or the errno of a failure.
-    pub(crate) final_status: Option<c_int>,
+    pub(crate) final_errno: Option<c_int>,
 }
 
 // SAFETY: verbs handles may be used from any thread, and only the owner of a stream uses its handles.
@@ -132,23 +134,23 @@ impl Stream {
     /// # Safety
     /// `id` is bound to a device. The queue pair that this function makes is destroyed before the stream is dropped,
     /// and the stream is not used in between.
-    pub(crate) unsafe fn new(id: &CmId, sizes: QueueSizes) -> Result<Self> {
-        let sizes = QueueSizes {
+    pub(crate) unsafe fn new(id: &CmId, sizes: QueueAndBufferSizes) -> Result<Self> {
+        let sizes = QueueAndBufferSizes {
             send_buffer_bytes: sizes.send_buffer_bytes.max(MIN_BUFFER_BYTES),
             // The buffer has two halves of whole words.
             recv_buffer_bytes: sizes
                 .recv_buffer_bytes
                 .max(MIN_BUFFER_BYTES)
                 .next_multiple_of(16),
-            sq_wrs: sizes.sq_wrs.max(MIN_WRS),
-            rq_wrs: sizes.rq_wrs.max(MIN_WRS),
+            sq_wrs: sizes.sq_wrs.max(MIN_QUEUE_WRS),
+            rq_wrs: sizes.rq_wrs.max(MIN_QUEUE_WRS),
             max_inline: sizes.max_inline.max(IOMAP_ENTRY_SIZE as u16),
-            iomap_entries: agreed_iomap_entries(sizes.iomap_entries),
+            iomap_entry_count: agreed_iomap_entry_count(sizes.iomap_entry_count),
         };
         // SAFETY: contract of this function.
         unsafe {
-            let mut stream = Self::without_qp(id, sizes)?;
-            stream.create_qp(id)?;
+            let mut stream = Self::new_without_qp(id, sizes)?;
+            stream.create_qp_and_post_recvs(id)?;
             Ok(stream)
         }
     }
@@ -157,9 +159,10 @@ impl Stream {
     ///
     /// # Safety
     /// `id` is bound to a device.
-    unsafe fn without_qp(id: &CmId, sizes: QueueSizes) -> Result<Self> {
+    unsafe fn new_without_qp(id: &CmId, sizes: QueueAndBufferSizes) -> Result<Self> {
         let device = id.device_port();
-        let shared_len = Self::recv_buffer_offset(sizes.iomap_entries) + sizes.recv_buffer_bytes;
+        let shared_len =
+            Self::recv_buffer_offset(sizes.iomap_entry_count) + sizes.recv_buffer_bytes;
         let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         // SAFETY: the protection domain belongs to an id that is bound to the device.
         let (shared, private) = unsafe {
@@ -173,7 +176,7 @@ impl Stream {
                 )?,
             )
         };
-        let cqe = c_int::from(sizes.sq_wrs) + c_int::from(sizes.rq_wrs + CONTROL_RECEIVES);
+        let cqe = c_int::from(sizes.sq_wrs) + c_int::from(sizes.rq_wrs + EXTRA_CONTROL_RECEIVES);
         let cq = Cq::new(device, cqe)?;
         Ok(Self {
             device,
@@ -181,18 +184,18 @@ impl Stream {
             cq,
             peer_written_memory: shared,
             send_memory: private,
-            sizes,
+            queue_and_buffer_sizes: sizes,
             remote_target_sgl: RemoteBuffer::default(),
-            next_remote_target: 0,
+            next_remote_target_index: 0,
             unused_rest_of_target: RemoteBuffer::default(),
-            target_index: 0,
+            current_target_index: 0,
             sent_messages: 0,
-            first_forbidden_message: 0,
-            free_data_wrs: sizes.sq_wrs - CONTROL_WRS,
-            free_control_wrs: CONTROL_WRS,
-            send_buffer_position: 0,
-            free_send_bytes: sizes.send_buffer_bytes,
-            recv_buffer_position: 0,
+            first_forbidden_message_number: 0,
+            free_data_wrs: sizes.sq_wrs - RESERVED_CONTROL_WRS,
+            free_control_wrs: RESERVED_CONTROL_WRS,
+            send_buffer_write_offset: 0,
+            free_send_buffer_bytes: sizes.send_buffer_bytes,
+            recv_buffer_read_offset: 0,
             readable_bytes: 0,
             peer_writable_bytes: sizes.recv_buffer_bytes / 2,
             read_ungranted_bytes: sizes.recv_buffer_bytes / 2,
@@ -200,10 +203,10 @@ impl Stream {
             received_messages: 0,
             next_credit_at_message: sizes.rq_wrs / 2,
             peer_writable_buffers: Vec::new(),
-            free_peer_iomap_entries: VecDeque::new(),
+            free_peer_iomap_indexes: VecDeque::new(),
             peer_has_shut_down: false,
             has_shut_down: false,
-            final_status: None,
+            final_errno: None,
         })
     }
 
@@ -211,9 +214,9 @@ impl Stream {
     ///
     /// # Safety
     /// As for [`Stream::new`].
-    unsafe fn create_qp(&mut self, id: &CmId) -> Result {
-        let sizes = self.sizes;
-        let receives = sizes.rq_wrs + CONTROL_RECEIVES;
+    unsafe fn create_qp_and_post_recvs(&mut self, id: &CmId) -> Result {
+        let sizes = self.queue_and_buffer_sizes;
+        let receives = sizes.rq_wrs + EXTRA_CONTROL_RECEIVES;
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.comp_mask = IBV_QP_INIT_ATTR_PD;
         attr.pd = id.pd();
@@ -246,26 +249,26 @@ impl Stream {
 
     /// Returns the offset of iomap entry `index` in the shared memory.
     fn iomap_entry_offset(index: u16) -> usize {
-        TARGET_SGL_ENTRIES * RemoteBuffer::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
+        TARGET_SGL_ENTRIES * RemoteBuffer::ENCODED_BYTES + usize::from(index) * IOMAP_ENTRY_SIZE
     }
 
     /// Returns the data for the peer when the connection is made.
-    pub(crate) fn conn_data(&self) -> ConnData {
+    pub(crate) fn own_conn_data(&self) -> ConnData {
         let rkey = self.peer_written_memory.rkey();
         ConnData {
-            peer_send_credits: self.sizes.rq_wrs,
-            iomap_entries: self.sizes.iomap_entries,
+            peer_send_credits: self.queue_and_buffer_sizes.rq_wrs,
+            iomap_entry_count: self.queue_and_buffer_sizes.iomap_entry_count,
             target_sgl: RemoteBuffer {
                 addr: self.peer_written_memory.address(0),
                 rkey,
                 len: TARGET_SGL_ENTRIES as u32,
             },
             first_recv_buffer: RemoteBuffer {
-                addr: self
-                    .peer_written_memory
-                    .address(Self::recv_buffer_offset(self.sizes.iomap_entries)),
+                addr: self.peer_written_memory.address(Self::recv_buffer_offset(
+                    self.queue_and_buffer_sizes.iomap_entry_count,
+                )),
                 rkey,
-                len: (self.sizes.recv_buffer_bytes / 2) as u32,
+                len: (self.queue_and_buffer_sizes.recv_buffer_bytes / 2) as u32,
             },
         }
     }
@@ -279,24 +282,24 @@ impl Stream {
             return Err(Errno(libc::EPROTO));
         }
         self.remote_target_sgl = peer.target_sgl;
-        self.free_peer_iomap_entries = (0..peer.iomap_entries).collect();
+        self.free_peer_iomap_indexes = (0..peer.iomap_entry_count).collect();
         self.unused_rest_of_target = peer.first_recv_buffer;
-        self.target_index = 0;
+        self.current_target_index = 0;
         // The first target is in use, so the next receive buffer goes to the second one.
-        self.next_remote_target = 1 % peer.target_sgl.len as usize;
-        self.first_forbidden_message = peer.peer_send_credits;
+        self.next_remote_target_index = 1 % peer.target_sgl.len as usize;
+        self.first_forbidden_message_number = peer.peer_send_credits;
         Ok(())
     }
 
-    pub(crate) fn sizes(&self) -> QueueSizes {
-        self.sizes
+    pub(crate) fn queue_and_buffer_sizes(&self) -> QueueAndBufferSizes {
+        self.queue_and_buffer_sizes
     }
 
     // State.
 
     /// Returns true if a read would not block: data, the end of the stream, or an error.
     pub(crate) fn can_read(&self) -> bool {
-        self.readable_bytes > 0 || self.peer_has_shut_down || self.final_status.is_some()
+        self.readable_bytes > 0 || self.peer_has_shut_down || self.final_errno.is_some()
     }
 
     /// Returns true if data can be read.
@@ -306,21 +309,21 @@ impl Stream {
 
     /// Returns true if a write would not block, including writes that fail.
     pub(crate) fn can_write(&self) -> bool {
-        self.can_send_data() || self.has_shut_down || self.final_status.is_some()
+        self.can_send_data() || self.has_shut_down || self.final_errno.is_some()
     }
 
     fn can_send_data(&self) -> bool {
         self.free_data_wrs > 0
-            && self.free_send_bytes > 0
-            && self.sent_messages != self.first_forbidden_message
+            && self.free_send_buffer_bytes > 0
+            && self.sent_messages != self.first_forbidden_message_number
             && self.current_remote_target().len > 0
     }
 
     /// Returns true if all sends have completed, or the connection is over.
     pub(crate) fn all_sent_or_has_ended(&self) -> bool {
-        self.final_status.is_some()
-            || (self.free_data_wrs == self.sizes.sq_wrs - CONTROL_WRS
-                && self.free_control_wrs == CONTROL_WRS)
+        self.final_errno.is_some()
+            || (self.free_data_wrs == self.queue_and_buffer_sizes.sq_wrs - RESERVED_CONTROL_WRS
+                && self.free_control_wrs == RESERVED_CONTROL_WRS)
     }
 
     /// Returns the target for the next data.
@@ -328,10 +331,10 @@ impl Stream {
         if self.unused_rest_of_target.len > 0 {
             return self.unused_rest_of_target;
         }
-        let at = self.target_index * RemoteBuffer::SIZE;
+        let at = self.current_target_index * RemoteBuffer::ENCODED_BYTES;
         RemoteBuffer::from_words(
-            self.peer_written_memory.word(at),
-            self.peer_written_memory.word(at + 8),
+            self.peer_written_memory.read_word(at),
+            self.peer_written_memory.read_word(at + 8),
         )
     }
 
@@ -350,7 +353,7 @@ impl Stream {
                 .len()
                 .min(MAX_WRITE_BYTES)
                 .min(self.unused_rest_of_target.len as usize)
-                .min(self.free_send_bytes);
+                .min(self.free_send_buffer_bytes);
             let chunk = rest.get(..len).unwrap_or_default();
             let RemoteBuffer { addr, rkey, .. } = self.unused_rest_of_target;
             let imm = Immediate::Data(len as u32);
@@ -359,7 +362,7 @@ impl Stream {
             self.unused_rest_of_target.addr += len as u64;
             self.unused_rest_of_target.len -= len as u32;
             if self.unused_rest_of_target.len == 0 {
-                self.target_index = (self.target_index + 1) % TARGET_SGL_ENTRIES;
+                self.current_target_index = (self.current_target_index + 1) % TARGET_SGL_ENTRIES;
             }
             done += len;
         }
@@ -369,18 +372,18 @@ impl Stream {
     /// Marks the target as used, so that it is not used again before the peer has renewed it.
     fn mark_target_used(&mut self) {
         self.peer_written_memory.write(
-            self.target_index * RemoteBuffer::SIZE,
-            &[0; RemoteBuffer::SIZE],
+            self.current_target_index * RemoteBuffer::ENCODED_BYTES,
+            &[0; RemoteBuffer::ENCODED_BYTES],
         );
     }
 
     /// Copies `chunk`, which must fit, to the send buffer and posts a WRITE of it.
     fn post_data(&mut self, chunk: &[u8], to: RemoteAddress, imm: Option<Immediate>) -> Result {
-        let inline = chunk.len() <= usize::from(self.sizes.max_inline);
-        let size = self.sizes.send_buffer_bytes;
-        let first = chunk.len().min(size - self.send_buffer_position);
+        let inline = chunk.len() <= usize::from(self.queue_and_buffer_sizes.max_inline);
+        let size = self.queue_and_buffer_sizes.send_buffer_bytes;
+        let first = chunk.len().min(size - self.send_buffer_write_offset);
         let (head, tail) = chunk.split_at(first);
-        self.send_memory.write(self.send_buffer_position, head);
+        self.send_memory.write(self.send_buffer_write_offset, head);
         self.send_memory.write(0, tail);
         let piece = |at: usize, len: usize| ibv_sge {
             addr: self.send_memory.address(at),
@@ -388,15 +391,15 @@ impl Stream {
             lkey: self.send_memory.lkey(),
         };
         let mut pieces = [
-            piece(self.send_buffer_position, head.len()),
+            piece(self.send_buffer_write_offset, head.len()),
             piece(0, tail.len()),
         ];
         let count = if tail.is_empty() { 1 } else { 2 };
         let flags = if inline { IBV_SEND_INLINE } else { 0 };
         let used = pieces.get_mut(..count).unwrap_or_default();
         self.post_write(used, to, imm, flags, SendPurpose::Data(chunk.len() as u32))?;
-        self.send_buffer_position = (self.send_buffer_position + chunk.len()) % size;
-        self.free_send_bytes -= chunk.len();
+        self.send_buffer_write_offset = (self.send_buffer_write_offset + chunk.len()) % size;
+        self.free_send_buffer_bytes -= chunk.len();
         self.free_data_wrs -= 1;
         Ok(())
     }
@@ -450,10 +453,10 @@ impl Stream {
 
     /// Sends a control message: this end sends no more, or is closed.
     pub(crate) fn send_control(&mut self, imm: Immediate) {
-        if self.final_status.is_none() && self.free_control_wrs > 0 {
+        if self.final_errno.is_none() && self.free_control_wrs > 0 {
             let to = self.remote_target_sgl.addr;
             if self.post_control(&mut [], to, imm).is_err() {
-                self.final_status = Some(libc::ECONNRESET);
+                self.final_errno = Some(libc::ECONNRESET);
             }
         }
     }
@@ -463,26 +466,26 @@ impl Stream {
     /// Reads as many bytes as `bytes` and the received data allow; with `peek`, the data stays unread.
     pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
         let len = bytes.len().min(self.readable_bytes);
-        let size = self.sizes.recv_buffer_bytes;
-        let base = Self::recv_buffer_offset(self.sizes.iomap_entries);
-        let first = len.min(size - self.recv_buffer_position);
+        let size = self.queue_and_buffer_sizes.recv_buffer_bytes;
+        let base = Self::recv_buffer_offset(self.queue_and_buffer_sizes.iomap_entry_count);
+        let first = len.min(size - self.recv_buffer_read_offset);
         let (head, tail) = bytes.split_at_mut(first);
         let tail = tail.get_mut(..len - first).unwrap_or_default();
         self.peer_written_memory
-            .read(base + self.recv_buffer_position, head);
+            .read(base + self.recv_buffer_read_offset, head);
         self.peer_written_memory.read(base, tail);
         if !peek {
-            self.recv_buffer_position = (self.recv_buffer_position + len) % size;
+            self.recv_buffer_read_offset = (self.recv_buffer_read_offset + len) % size;
             self.readable_bytes -= len;
             self.read_ungranted_bytes += len;
-            self.return_credits_and_buffers();
+            self.return_credits_and_buffers_if_due();
         }
         len
     }
 
     /// Sends credits and receive buffers to the peer, if they are due.
-    fn return_credits_and_buffers(&mut self) {
-        let half = self.sizes.recv_buffer_bytes / 2;
+    fn return_credits_and_buffers_if_due(&mut self) {
+        let half = self.queue_and_buffer_sizes.recv_buffer_bytes / 2;
         loop {
             let buffer_due = self.read_ungranted_bytes >= half;
             let credits_due = self
@@ -490,15 +493,18 @@ impl Stream {
                 .wrapping_sub(self.next_credit_at_message)
                 .cast_signed()
                 >= 0;
-            let may = self.final_status.is_none()
+            let may = self.final_errno.is_none()
                 && self.free_control_wrs > 0
                 && self.remote_target_sgl.len > 0;
             if !may || !(buffer_due || credits_due) {
                 return;
             }
-            let imm = Immediate::Credits(self.received_messages.wrapping_add(self.sizes.rq_wrs));
+            let imm = Immediate::CreditLimit(
+                self.received_messages
+                    .wrapping_add(self.queue_and_buffer_sizes.rq_wrs),
+            );
             let posted = if buffer_due {
-                let base = Self::recv_buffer_offset(self.sizes.iomap_entries);
+                let base = Self::recv_buffer_offset(self.queue_and_buffer_sizes.iomap_entry_count);
                 let mut bytes = RemoteBuffer {
                     addr: self
                         .peer_written_memory
@@ -508,9 +514,9 @@ impl Stream {
                 }
                 .to_memory();
                 let to = self.remote_target_sgl.addr
-                    + (self.next_remote_target * RemoteBuffer::SIZE) as u64;
-                self.next_remote_target =
-                    (self.next_remote_target + 1) % self.remote_target_sgl.len as usize;
+                    + (self.next_remote_target_index * RemoteBuffer::ENCODED_BYTES) as u64;
+                self.next_remote_target_index =
+                    (self.next_remote_target_index + 1) % self.remote_target_sgl.len as usize;
                 self.next_granted_half_offset = (self.next_granted_half_offset + half) % (2 * half);
                 self.read_ungranted_bytes -= half;
                 self.peer_writable_bytes += half;
@@ -519,11 +525,12 @@ impl Stream {
                 self.post_control(&mut [], self.remote_target_sgl.addr, imm)
             };
             if posted.is_err() {
-                self.final_status = Some(libc::ECONNRESET);
+                self.final_errno = Some(libc::ECONNRESET);
                 return;
             }
-            self.next_credit_at_message =
-                self.received_messages.wrapping_add(self.sizes.rq_wrs / 2);
+            self.next_credit_at_message = self
+                .received_messages
+                .wrapping_add(self.queue_and_buffer_sizes.rq_wrs / 2);
         }
     }
 

@@ -19,7 +19,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Time that a thread polls for completions before it sleeps: less than a wake-up takes.
 const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(20);
 /// Number of unsuccessful non-blocking calls after which the caller yields, since the peer may need its core.
-const CALLS_PER_YIELD: u32 = 64;
+const FRUITLESS_CALLS_PER_YIELD: u32 = 64;
 
 /// A waiting thread, which other threads wake by its eventfd.
 pub(crate) struct WaitingThread(OwnedFd);
@@ -52,7 +52,7 @@ impl WaitingThread {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
-    pub(crate) fn fd(&self) -> RawFd {
+    pub(crate) fn eventfd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
@@ -72,7 +72,7 @@ impl SocketWaiters {
 
     /// Wakes all waiting threads except the calling one, so that they check the socket again. The calling thread stays
     /// in the list, since it may be about to sleep.
-    pub(crate) fn wake_others(&mut self) {
+    pub(crate) fn wake_all_but_this_thread(&mut self) {
         if self.0.is_empty() {
             return;
         }
@@ -118,7 +118,7 @@ impl Deadline {
     }
 
     /// Converts the deadline to a timeout of `poll(2)`, rounded up.
-    pub(crate) fn timeout_ms(self) -> i32 {
+    pub(crate) fn to_poll_timeout_ms(self) -> i32 {
         match self.0 {
             None => -1,
             Some(at) => {
@@ -132,19 +132,19 @@ impl Deadline {
 /// The state behind a socket's lock, for the functions that wait for it.
 pub(crate) trait WaitableState {
     /// True if a wait is restarted after a signal whose handler has `SA_RESTART`.
-    const IS_RESTARTABLE: bool;
+    const WAIT_RESTARTS_AFTER_SIGNAL: bool;
 
     /// Processes completions and events, and wakes waiting threads.
-    fn progress(&mut self);
+    fn process_completions_and_events(&mut self);
 
     /// Returns the pending events of `poll(2)` among `asked`.
-    fn events(&mut self, asked: libc::c_short) -> libc::c_short;
+    fn pending_poll_events(&mut self, asked: libc::c_short) -> libc::c_short;
 
     /// Arms the descriptors for future events; returns true if an event may have occurred in the meantime.
     fn arm(&mut self) -> bool;
 
     /// Returns the descriptors that become readable when an event occurs.
-    fn descriptors(&self) -> Vec<libc::pollfd>;
+    fn wake_up_descriptors(&self) -> Vec<libc::pollfd>;
 
     /// Returns the list of waiting threads.
     fn waiters(&mut self) -> &mut SocketWaiters;
@@ -186,7 +186,7 @@ pub(crate) fn wait_until<S: WaitableState, T>(
     loop {
         let mut fds = {
             let mut inner = lock(socket);
-            inner.progress();
+            inner.process_completions_and_events();
             if let Some(found) = ready(&mut inner) {
                 return Ok(found);
             }
@@ -206,13 +206,13 @@ pub(crate) fn wait_until<S: WaitableState, T>(
             {
                 return Ok(found);
             }
-            let mut fds = inner.descriptors();
-            fds.push(for_reading(waiter.fd()));
+            let mut fds = inner.wake_up_descriptors();
+            fds.push(pollfd_for_reading(waiter.eventfd()));
             fds
         };
-        match poll(&mut fds, deadline) {
-            Err(Errno(libc::EINTR)) if S::IS_RESTARTABLE && cancellation::should_restart_wait() => {
-            }
+        match poll_until_deadline(&mut fds, deadline) {
+            Err(Errno(libc::EINTR))
+                if S::WAIT_RESTARTS_AFTER_SIGNAL && cancellation::should_restart_wait() => {}
             polled => {
                 if polled? == 0 && deadline.has_passed() {
                     return Err(Errno(libc::EAGAIN));
@@ -230,14 +230,16 @@ pub(crate) fn wait_unless_nonblocking<S: WaitableState, T>(
 ) -> Result<T> {
     {
         let mut inner = lock(socket);
-        inner.progress();
+        inner.process_completions_and_events();
         if let Some(found) = ready(&mut inner) {
             return Ok(found);
         }
         let blocking = inner.blocking_mode();
         if blocking.is_nonblocking || flags & libc::MSG_DONTWAIT != 0 {
             blocking.fruitless_calls = blocking.fruitless_calls.wrapping_add(1);
-            let yields = blocking.fruitless_calls.is_multiple_of(CALLS_PER_YIELD);
+            let yields = blocking
+                .fruitless_calls
+                .is_multiple_of(FRUITLESS_CALLS_PER_YIELD);
             drop(inner);
             if yields {
                 std::thread::yield_now();
@@ -257,21 +259,25 @@ pub(crate) fn poll_events<S: WaitableState>(
     fds: &mut Vec<libc::pollfd>,
 ) -> libc::c_short {
     let mut inner = lock(socket);
-    inner.progress();
-    let found = inner.events(events);
+    inner.process_completions_and_events();
+    let found = inner.pending_poll_events(events);
     let Some(waiter) = waiter.filter(|_| found == 0) else {
         return found;
     };
     inner.waiters().add(waiter);
-    let found = if inner.arm() { inner.events(events) } else { 0 };
+    let found = if inner.arm() {
+        inner.pending_poll_events(events)
+    } else {
+        0
+    };
     if found == 0 {
-        fds.extend(inner.descriptors());
+        fds.extend(inner.wake_up_descriptors());
     }
     found
 }
 
 /// Returns an entry for `poll(2)` that waits until `fd` is readable.
-pub(crate) fn for_reading(fd: RawFd) -> libc::pollfd {
+pub(crate) fn pollfd_for_reading(fd: RawFd) -> libc::pollfd {
     libc::pollfd {
         fd,
         events: libc::POLLIN,
@@ -283,11 +289,11 @@ pub(crate) fn for_reading(fd: RawFd) -> libc::pollfd {
 ///
 /// # Errors
 /// The error of `poll(2)`, e.g. `EINTR` if a signal interrupted it.
-pub(crate) fn poll(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
+pub(crate) fn poll_until_deadline(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     let _hold_off = cancellation::HoldOff::new();
     let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
     // SAFETY: `fds` has `count` entries.
-    let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, deadline.timeout_ms()) };
+    let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, deadline.to_poll_timeout_ms()) };
     usize::try_from(ready).map_err(|_| Errno::from(std::io::Error::last_os_error()))
 }
 
@@ -299,8 +305,8 @@ mod tests {
     use super::*;
 
     fn is_woken(waiter: &WaitingThread) -> bool {
-        let mut fds = [for_reading(waiter.fd())];
-        poll(&mut fds, Deadline::from_poll_timeout_ms(0)).expect("poll(2)") == 1
+        let mut fds = [pollfd_for_reading(waiter.eventfd())];
+        poll_until_deadline(&mut fds, Deadline::from_poll_timeout_ms(0)).expect("poll(2)") == 1
     }
 
     #[test]
@@ -312,7 +318,7 @@ mod tests {
             .expect("no panic");
         waiters.add(&own);
         waiters.add(&other);
-        waiters.wake_others();
+        waiters.wake_all_but_this_thread();
         assert!(is_woken(&other) && !is_woken(&own));
         assert!(std::ptr::eq(waiters.0[0].as_ptr(), Arc::as_ptr(&own)));
         assert_eq!(waiters.0.len(), 1);
@@ -328,11 +334,11 @@ mod tests {
     struct Socket<const IS_RESTARTABLE: bool>(SocketWaiters, BlockingMode);
 
     impl<const IS_RESTARTABLE: bool> WaitableState for Socket<IS_RESTARTABLE> {
-        const IS_RESTARTABLE: bool = IS_RESTARTABLE;
+        const WAIT_RESTARTS_AFTER_SIGNAL: bool = IS_RESTARTABLE;
 
-        fn progress(&mut self) {}
+        fn process_completions_and_events(&mut self) {}
 
-        fn events(&mut self, _: libc::c_short) -> libc::c_short {
+        fn pending_poll_events(&mut self, _: libc::c_short) -> libc::c_short {
             0
         }
 
@@ -340,7 +346,7 @@ mod tests {
             false
         }
 
-        fn descriptors(&self) -> Vec<libc::pollfd> {
+        fn wake_up_descriptors(&self) -> Vec<libc::pollfd> {
             Vec::new()
         }
 
@@ -378,7 +384,7 @@ mod tests {
             let waiter = thread_id.recv().expect("it starts");
             while !returned.load(Ordering::Relaxed) {
                 if is_ready() {
-                    lock(socket).0.wake_others();
+                    lock(socket).0.wake_all_but_this_thread();
                 }
                 // SAFETY: the thread lives until `end` is used.
                 unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };

@@ -270,12 +270,12 @@ impl ObjectRegistry {
         }
         note_packets_in_use();
         let is_notification = bth.transport == Transport::Cnp;
-        if bth.operation.is_response() {
+        if bth.operation.goes_to_requester() {
             process_answer_or_congestion_notice(&qp, arrival, packet, now)?;
             add_qp_once(&mut touched.requesting_qps, &qp);
         }
         // A congestion notification slows down both ends of a queue pair.
-        if is_notification || !bth.operation.is_response() {
+        if is_notification || !bth.operation.goes_to_requester() {
             process_request_or_datagram(&qp, arrival, packet, now)?;
             if bth.operation == PacketOperation::ReadRequest {
                 // The response holds the memory as it is before the requests behind it.

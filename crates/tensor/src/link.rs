@@ -66,7 +66,7 @@ impl PeerLink {
             let count =
                 queues.poll(|queues, arrival| talk.handle_event(&self.store, queues, arrival))?;
             if count > 0 {
-                talk.flush(queues)?;
+                talk.send_unsent(queues)?;
             }
             Ok(count > 0)
         });
@@ -85,7 +85,7 @@ impl PeerLink {
     ) {
         self.run_or_end_connection(self.state(), |talk, queues| {
             work(talk, queues)?;
-            talk.flush(queues)
+            talk.send_unsent(queues)
         });
     }
 
@@ -118,8 +118,10 @@ impl PeerLink {
         };
         for effect in effects {
             match effect {
-                DeferredAction::Complete(pending, outcome) => pending.complete(outcome),
-                DeferredAction::Serve(waiting, tensor) => waiting.serve(tensor),
+                DeferredAction::CompleteOperation(pending, outcome) => pending.complete(outcome),
+                DeferredAction::AnswerWaitingRequest(waiting, tensor) => {
+                    waiting.answer_with_tensor(tensor)
+                }
             }
         }
         result
@@ -150,7 +152,7 @@ impl PeerLink {
         drop(queues);
         reason.clone_into(&mut state.end_reason);
         let error = self.disconnected_error(reason);
-        let waiting = state.protocol.end_and_take_pending(&self.store);
+        let waiting = state.protocol.end_and_take_pending_operations(&self.store);
         drop(state);
         for pending in waiting {
             pending.complete(Err(error.clone()));
@@ -177,7 +179,7 @@ impl PeerLink {
         }
         self.run_or_end_connection(state, |talk, queues| {
             index = talk.start_request(&self.store, ask, pending.clone());
-            talk.flush(queues)
+            talk.send_unsent(queues)
         });
         Ok((index?, pending))
     }
@@ -190,7 +192,7 @@ impl PeerLink {
     pub(crate) fn cancel_request(&self, index: u32) -> CallerMemoryInUse {
         let mut in_use = CallerMemoryInUse::None;
         self.run_with_qps_then_send_unsent(|talk, _| {
-            in_use = talk.cancel(index);
+            in_use = talk.cancel_request(index);
             Ok(())
         });
         in_use
@@ -218,13 +220,18 @@ impl PeerLink {
 }
 
 impl AnsweringConnection for PeerLink {
-    fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>) {
+    fn answer_with_tensor(
+        &self,
+        index: u32,
+        tensor: Tensor,
+        destination: Option<&(TensorMeta, RemoteMemory)>,
+    ) {
         self.run_with_qps_then_send_unsent(|talk, queues| {
             talk.send_tensor_or_metadata(queues, index, tensor, destination)
         });
     }
 
-    fn fetch(&self, offer: OfferedTensor, room: ReservedRoom<OfferedTensor>) {
+    fn fetch_offered_tensor(&self, offer: OfferedTensor, room: ReservedRoom<OfferedTensor>) {
         self.run_with_qps_then_send_unsent(|talk, _| {
             talk.fetch_offered_tensor(&self.store, offer, room);
             Ok(())

@@ -151,7 +151,7 @@ impl Peer {
         let store = Arc::new(Store {
             catalogue: Mutex::new(TensorCatalogue::new(config.peer_store_capacity_bytes)),
             pool: RegisteredPool::new(pd.clone(), config.max_free_pool_bytes_of_peer()),
-            incoming: IncomingRoom::new(config.peer_store_capacity_bytes),
+            incoming_room: IncomingRoom::new(config.peer_store_capacity_bytes),
         });
         let base = Arc::new(PeerState {
             resources: NicResources {
@@ -195,7 +195,9 @@ impl Peer {
     /// [withdrawn](Self::withdraw).
     pub fn publish(&self, name: TensorName, tensor: Tensor) {
         let waiting = self.state.store.catalogue().publish(name, tensor.clone());
-        waiting.into_iter().for_each(|w| w.serve(tensor.clone()));
+        waiting
+            .into_iter()
+            .for_each(|w| w.answer_with_tensor(tensor.clone()));
     }
 
     /// Has a tensor no more; the tensor, whose bytes may change once every transfer of it has ended.

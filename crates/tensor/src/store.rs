@@ -17,7 +17,7 @@ use crate::meta::TensorMeta;
 pub(crate) struct Store {
     pub(crate) catalogue: Mutex<TensorCatalogue<Tensor, WaitingRequest>>,
     pub(crate) pool: Arc<RegisteredPool>,
-    pub(crate) incoming: IncomingRoom<OfferedTensor>,
+    pub(crate) incoming_room: IncomingRoom<OfferedTensor>,
 }
 
 impl Store {
@@ -29,9 +29,9 @@ impl Store {
 
     /// Asks for offered tensors for which there is room now. Hold no lock.
     pub(crate) fn fetch_admitted_offers(&self) {
-        while let Some((offer, room)) = self.incoming.take_next_admitted() {
+        while let Some((offer, room)) = self.incoming_room.take_next_admitted() {
             if let Some(link) = offer.connection.upgrade() {
-                link.fetch(offer, room);
+                link.fetch_offered_tensor(offer, room);
             }
         }
     }
@@ -40,10 +40,15 @@ impl Store {
 /// A connection, for requests that wait.
 pub(crate) trait AnsweringConnection: Debug + Send + Sync {
     /// The tensor that the peer has asked for is there.
-    fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>);
+    fn answer_with_tensor(
+        &self,
+        index: u32,
+        tensor: Tensor,
+        destination: Option<&(TensorMeta, RemoteMemory)>,
+    );
 
     /// There is room for a tensor that the peer has offered.
-    fn fetch(&self, offer: OfferedTensor, room: ReservedRoom<OfferedTensor>);
+    fn fetch_offered_tensor(&self, offer: OfferedTensor, room: ReservedRoom<OfferedTensor>);
 }
 
 /// A tensor that a peer has offered.
@@ -65,9 +70,9 @@ pub(crate) struct WaitingRequest {
 
 impl WaitingRequest {
     /// The tensor is there.
-    pub(crate) fn serve(self, tensor: Tensor) {
+    pub(crate) fn answer_with_tensor(self, tensor: Tensor) {
         if let Some(link) = self.connection.upgrade() {
-            link.answer(self.peer_request_index, tensor, self.destination.as_ref());
+            link.answer_with_tensor(self.peer_request_index, tensor, self.destination.as_ref());
         }
     }
 
@@ -78,13 +83,13 @@ impl WaitingRequest {
 }
 
 /// Memory for a tensor that comes.
-pub(crate) fn allocate(store: &Store, meta: &TensorMeta) -> Result<Tensor, Error> {
+pub(crate) fn allocate_tensor(store: &Store, meta: &TensorMeta) -> Result<Tensor, Error> {
     let memory = store.pool.allocate_for_tensor(meta)?;
     Ok(Tensor::in_memory(meta.clone(), memory))
 }
 
 /// Returns the memory of a tensor, for a peer that WRITEs the tensor.
-pub(crate) fn remote_memory(tensor: &Tensor) -> RemoteMemory {
+pub(crate) fn remote_memory_of_tensor(tensor: &Tensor) -> RemoteMemory {
     let nothing = RemoteMemory {
         addr: 0,
         len: 0,

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::icrc::{self, IcrcFields, IpAddressPair};
 use roce::opcode::{MessagePosition, PacketOperation, Transport};
 use roce::packet::{
     Aeth, Bth, Deth, ExtendedHeaders, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
@@ -162,14 +162,14 @@ impl Scene {
     /// Sends the bytes of a packet from the BTH to the pad, with a correct ICRC.
     fn send(&self, from: &Sender, transport: &[u8]) {
         let mut datagram = transport.to_vec();
-        let addresses = FrameAddresses::new(from.ip.into(), self.ip.into()).expect("of one family");
+        let addresses = IpAddressPair::new(from.ip.into(), self.ip.into()).expect("of one family");
         let frame = IcrcFields {
             addresses,
             src_port: roce::UDP_PORT,
             dst_port: roce::UDP_PORT,
             identification: 0,
         };
-        icrc::append(&frame, &mut datagram, 0);
+        icrc::append_icrc(&frame, &mut datagram, 0);
         self.send_raw(from, &datagram);
     }
 
@@ -234,7 +234,7 @@ impl Sender {
         let mut bytes = [0; 65536];
         let len = self.socket.recv(&mut bytes).expect("an answer");
         assert_eq!(self.received_packets(), 0, "more than one answer");
-        let (transport, _) = icrc::split(&bytes[..len]).expect("an ICRC");
+        let (transport, _) = icrc::split_off_icrc(&bytes[..len]).expect("an ICRC");
         let packet = Packet::parse(transport).expect("a packet");
         assert_eq!(packet.bth.dest_qpn, PEER_QPN);
         let Aeth { syndrome, .. } = packet.extended.aeth.expect("an acknowledgement");

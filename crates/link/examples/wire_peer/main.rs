@@ -17,7 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use link::{Config, Endpoint, PacketFlow, ReceiveBuffers};
-use roce::icrc::{self, FrameAddresses};
+use roce::icrc::{self, IpAddressPair};
 use roce::opcode::LastPacketField;
 use roce::packet::Packet;
 use roce::psn::Psn;
@@ -70,7 +70,7 @@ impl Peer {
         let mut came = Vec::new();
         let bad = &mut self.bad_icrc;
         self.endpoint.receive(&mut self.inbox, |packet| {
-            let split = icrc::split(packet.bytes);
+            let split = icrc::split_off_icrc(packet.bytes);
             match split.filter(|(bytes, icrc)| {
                 icrc::recover_identification_if_icrc_valid(&packet.icrc_fields, bytes, *icrc)
                     .is_some()
@@ -85,17 +85,18 @@ impl Peer {
             if packet.bth.dest_qpn != QPN {
                 continue;
             }
-            if packet.bth.operation.is_response() {
-                self.requester.receive(now, &packet, &mut self.local);
+            if packet.bth.operation.goes_to_requester() {
+                self.requester
+                    .process_received_packet(now, &packet, &mut self.local);
             } else {
                 self.responder
-                    .receive(now, &packet, false, &mut self.remote);
+                    .process_received_packet(now, &packet, false, &mut self.remote);
             }
         }
         self.responder.queue_gap_nak_if_due(now);
         if self
             .requester
-            .next_timer_ns()
+            .next_timer_expiry_ns()
             .is_some_and(|deadline| deadline <= now)
         {
             self.requester.apply_expired_timers(now, now);
@@ -103,10 +104,11 @@ impl Peer {
         let mut batch = self.endpoint.new_batch();
         while batch.unsent_packet_count() < 32 {
             let answered = batch.push_some(&self.flow, |out| {
-                self.responder.transmit(now, &mut self.remote, out)
+                self.responder
+                    .append_next_packet(now, &mut self.remote, out)
             });
             let asked = batch.push_some(&self.flow, |out| {
-                self.requester.transmit(now, &mut self.local, out)
+                self.requester.append_next_packet(now, &mut self.local, out)
             });
             if !answered && !asked {
                 break;
@@ -203,7 +205,9 @@ impl Peer {
     }
 
     fn complete_all(&mut self) -> Outcome {
-        self.pump_until("completion", |peer| peer.requester.posted_not_done() == 0)
+        self.pump_until("completion", |peer| {
+            peer.requester.unfinished_request_count() == 0
+        })
     }
 
     fn check(
@@ -514,7 +518,7 @@ fn connect(own: Ipv4Addr, server: Ipv4Addr, mtu_bytes: u32, port: u16) -> Outcom
         endpoint,
         inbox: ReceiveBuffers::default(),
         flow: PacketFlow {
-            addresses: FrameAddresses::V4 {
+            addresses: IpAddressPair::V4 {
                 src: own,
                 dst: server,
             },

@@ -41,7 +41,12 @@ impl LocalMemory for Local {
         Ok(())
     }
 
-    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_read_or_atomic_result(
+        &mut self,
+        position: u64,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalFault> {
         let range = self
             .range(position, offset, bytes.len())
             .ok_or(LocalFault)?;
@@ -121,7 +126,7 @@ impl ResponderTarget for Remote {
         self.range(addr, rkey, len as usize).map(drop)
     }
 
-    fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
         let range = self.range(addr, rkey, bytes.len())?;
         self.area[range].copy_from_slice(bytes);
         Ok(())
@@ -131,7 +136,7 @@ impl ResponderTarget for Remote {
         self.range(addr, rkey, len as usize).map(drop)
     }
 
-    fn read(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read_memory(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
         let range = self.range(addr, rkey, into.len())?;
         into.copy_from_slice(&self.area[range]);
         Ok(())
@@ -155,7 +160,7 @@ impl ResponderTarget for Remote {
         Ok(word)
     }
 
-    fn flush(&mut self, _: u64, _: u32, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
+    fn execute_flush(&mut self, _: u64, _: u32, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
         Err(Refusal::InvalidRequest)
     }
 }

@@ -6,11 +6,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use roce::cm::{
-    BoundedData, CM_RESPONSE_TIMEOUT, CmMessage as Mad, ConnectionPath, Dreq, IpCmHeader,
-    MAX_CM_RETRIES, MRA_SERVICE_TIMEOUT, Mra, PortSpace, ReferredMessage, Rej, Rep, Req, RtuOrDrep,
-    SidrRep, SidrReq, TransportService, sidr_status,
+    BoundedData, CM_RESPONSE_TIMEOUT_CODE, CmMessage as Mad, ConnectionPath, Dreq, IpCmHeader,
+    MAX_CM_RETRIES, MRA_SERVICE_TIMEOUT_CODE, Mra, PortSpace, ReferredMessage, Rej, Rep, Req,
+    RtuOrDrep, SidrRep, SidrReq, TransportService, sidr_status,
 };
-use roce::icrc::FrameAddresses;
+use roce::icrc::IpAddressPair;
 use roce::psn::Psn;
 use verbs_abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_RATE_100_GBPS};
 
@@ -60,8 +60,8 @@ pub(crate) fn encode_request(r: &Request, ids: &CommunicationIds) -> Option<Mad>
         return None;
     };
     let addresses = match (src.ip().to_canonical(), dst.ip().to_canonical()) {
-        (IpAddr::V4(src), IpAddr::V4(dst)) => FrameAddresses::V4 { src, dst },
-        (IpAddr::V6(src), IpAddr::V6(dst)) => FrameAddresses::V6 { src, dst },
+        (IpAddr::V4(src), IpAddr::V4(dst)) => IpAddressPair::V4 { src, dst },
+        (IpAddr::V6(src), IpAddr::V6(dst)) => IpAddressPair::V6 { src, dst },
         _ => return None,
     };
     let header = IpCmHeader {
@@ -86,15 +86,15 @@ pub(crate) fn encode_request(r: &Request, ids: &CommunicationIds) -> Option<Mad>
         local_qpn: r.qp.qpn,
         responder_resources: r.params.responder_resources,
         initiator_depth: r.params.initiator_depth,
-        remote_cm_response_timeout: CM_RESPONSE_TIMEOUT,
-        service: match r.qp_type {
+        remote_cm_response_timeout: CM_RESPONSE_TIMEOUT_CODE,
+        transport_service: match r.qp_type {
             IBV_QPT_UC => TransportService::Uc,
             IBV_QPT_XRC_SEND => TransportService::Xrc,
             _ => TransportService::Rc,
         },
         flow_control: r.params.flow_control != 0,
-        starting_psn: Psn::new(r.qp.first_psn_from_peer),
-        local_cm_response_timeout: CM_RESPONSE_TIMEOUT,
+        starting_psn_from_peer: Psn::new(r.qp.first_psn_from_peer),
+        local_cm_response_timeout: CM_RESPONSE_TIMEOUT_CODE,
         retry_count: r.params.retry_count.min(MAX_RETRY_COUNT),
         pkey: DEFAULT_PKEY,
         path_mtu: r.path_mtu_code,
@@ -165,7 +165,7 @@ pub(crate) fn encode_non_request(
             remote_comm_id: ids.remote,
             local_qkey: 0,
             local_qpn: r.qp.qpn,
-            starting_psn: Psn::new(r.qp.first_psn_from_peer),
+            starting_psn_from_peer: Psn::new(r.qp.first_psn_from_peer),
             responder_resources: r.params.responder_resources,
             initiator_depth: r.params.initiator_depth,
             target_ack_delay: 0,
@@ -213,7 +213,7 @@ pub(crate) fn make_mra(ids: &CommunicationIds, received: ReferredMessage) -> Mad
         local_comm_id: ids.local,
         remote_comm_id: ids.remote,
         acknowledged_message: received,
-        service_timeout: MRA_SERVICE_TIMEOUT,
+        service_timeout: MRA_SERVICE_TIMEOUT_CODE,
         private_data: BoundedData::default(),
     })
 }
@@ -329,13 +329,13 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
         Mad::SidrReq(req) => (req.service_id, &req.private_data[..]),
         _ => return Err(reason::INVALID_SERVICE_ID),
     };
-    let service = PortSpace::of_service_id(service_id);
+    let service = PortSpace::split_service_id(service_id);
     let (port_space, port) = service.ok_or(reason::INVALID_SERVICE_ID)?;
     let header = IpCmHeader::parse(private_data);
     let (header, private_data) = header.map_err(|_| reason::INVALID_SERVICE_ID)?;
     let (src, dst): (IpAddr, IpAddr) = match header.addresses {
-        FrameAddresses::V4 { src, dst } => (src.into(), dst.into()),
-        FrameAddresses::V6 { src, dst } => (src.into(), dst.into()),
+        IpAddressPair::V4 { src, dst } => (src.into(), dst.into()),
+        IpAddressPair::V6 { src, dst } => (src.into(), dst.into()),
     };
     let mut request = Request {
         port_space: port_space.number().into(),
@@ -352,7 +352,7 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
         private_data: private_data.to_vec(),
     };
     if let Mad::Req(req) = mad {
-        request.qp_type = match req.service {
+        request.qp_type = match req.transport_service {
             TransportService::Rc => IBV_QPT_RC,
             TransportService::Uc => IBV_QPT_UC,
             TransportService::Xrc => IBV_QPT_XRC_SEND,
@@ -362,7 +362,7 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
         };
         request.qp = QpAddress {
             qpn: req.local_qpn,
-            first_psn_from_peer: req.starting_psn.get(),
+            first_psn_from_peer: req.starting_psn_from_peer.get(),
             gid: req.primary.local_gid,
             ..QpAddress::default()
         };
@@ -386,7 +386,7 @@ pub(crate) fn parse_message(mad: &Mad, peer: [u8; 16]) -> Option<CmMessage> {
         Mad::Rep(rep) => CmMessage::Reply(AcceptReply {
             qp: QpAddress {
                 qpn: rep.local_qpn,
-                first_psn_from_peer: rep.starting_psn.get(),
+                first_psn_from_peer: rep.starting_psn_from_peer.get(),
                 gid: peer,
                 ..QpAddress::default()
             },

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use roce::cm::{CmMessage as Mad, MAX_CM_RETRIES};
-use roce::gsi::{DELIVERED_MAD_BYTES, DeliveredMad, SLOT_SHIFT_IN_COMM_ID};
+use roce::mad_delivery::{DELIVERED_MAD_BYTES, DeliveredMad, SLOT_SHIFT_IN_COMM_ID};
 use rustix::net::{RecvFlags, recv};
 use verbs_abi::{Gsi, IBV_QPT_UD};
 
@@ -209,7 +209,7 @@ impl MadConnections {
             let id = match format::abandoned_request(&mad) {
                 Some((ca_guid, sender)) => table
                     .ids_by_request_source
-                    .get(&(delivery.source, ca_guid, sender, false))
+                    .get(&(delivery.source_gid, ca_guid, sender, false))
                     .copied(),
                 None => Some(format::receiver_comm_id(&mad)),
             };
@@ -217,7 +217,7 @@ impl MadConnections {
         };
         match connection {
             // MADs from another port than the peer's are ignored.
-            Some(connection) if connection.port_gids.remote == delivery.source => {
+            Some(connection) if connection.port_gids.remote == delivery.source_gid => {
                 connection.on_mad_is_new_request(&mad);
             }
             Some(_) => {}
@@ -231,8 +231,8 @@ impl MadConnections {
 
     fn send_answer_to(&self, delivery: &DeliveredMad, transaction: u64, mad: &Mad) {
         let DeliveredMad {
-            source,
-            destination,
+            source_gid: source,
+            destination_gid: destination,
             ..
         } = delivery;
         self.shared.send_mad(destination, source, transaction, mad);
@@ -241,7 +241,7 @@ impl MadConnections {
     fn on_request(self: &Arc<Self>, delivery: DeliveredMad, transaction: u64, mad: &Mad) {
         let is_datagram = matches!(mad, Mad::SidrReq(_));
         let asker = (
-            delivery.source,
+            delivery.source_gid,
             format::requester_ca_guid(mad),
             format::sender_comm_id(mad),
             is_datagram,
@@ -261,7 +261,7 @@ impl MadConnections {
                 self.send_answer_to(&delivery, transaction, &refusal);
             }
         };
-        let request = match format::parse_request(mad, delivery.source) {
+        let request = match format::parse_request(mad, delivery.source_gid) {
             Ok(request) => request,
             Err(why) => return refuse(why),
         };
@@ -293,7 +293,7 @@ impl MadConnections {
             }
             return;
         };
-        let qp = requesting_qp(mad, delivery.source);
+        let qp = requesting_qp(mad, delivery.source_gid);
         if let Some(stale) = qp.and_then(|qp| self.connection_of_peer_qp(&qp)) {
             refuse(roce::cm::reason::STALE_CONNECTION);
             return stale.end_stale();
@@ -314,8 +314,8 @@ impl MadConnections {
         qp: Option<PeerQp>,
     ) -> Arc<Connection> {
         let gids = Gids {
-            local: delivery.destination,
-            remote: delivery.source,
+            local: delivery.destination_gid,
+            remote: delivery.source_gid,
         };
         let ids = CommunicationIds {
             service_id: format::service_id_of_request(request).unwrap_or(0),

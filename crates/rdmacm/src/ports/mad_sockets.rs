@@ -29,7 +29,7 @@ impl PortFolder {
         let _ = unlinkat(&self.folder, &name, AtFlags::empty());
         bind(&socket, &self.address(&name)?)?;
         // An earlier process in this slot must be dead.
-        let link = roce::gsi::mad_socket_name(slot);
+        let link = roce::mad_delivery::mad_socket_name(slot);
         let _ = unlinkat(&self.folder, &link, AtFlags::empty());
         symlinkat(&name, &self.folder, &link)?;
         Ok(socket)

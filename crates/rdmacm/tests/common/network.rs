@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use roce::cm::CmMessage;
-use roce::gsi::{DeliveredMad, MAD_SOCKET_NAME_PREFIX, MadRecipient, mad_socket_name};
+use roce::mad_delivery::{DeliveredMad, MAD_SOCKET_NAME_PREFIX, MadRecipient, mad_socket_name};
 use verbs_abi::{Gsi, ibv_gid};
 
 /// Environment variable with the slot of the process.
@@ -64,8 +64,8 @@ unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c
     // SAFETY: the caller passes 16, 16 and 256 bytes.
     let delivery = unsafe {
         DeliveredMad {
-            source: *sgid.cast(),
-            destination: *dgid.cast(),
+            source_gid: *sgid.cast(),
+            destination_gid: *dgid.cast(),
             mad: *mad.cast(),
         }
     };
@@ -96,7 +96,7 @@ fn deliver(delivery: &DeliveredMad) {
     let folder = softnic::fabric_dir().expect("a fabric").join("rdma_cm");
     let (_, message) = CmMessage::parse(&delivery.mad).expect("a message");
     let sockets: Vec<PathBuf> = match message.recipient() {
-        MadRecipient::Slot(slot) => vec![folder.join(mad_socket_name(slot))],
+        MadRecipient::ProcessInSlot(slot) => vec![folder.join(mad_socket_name(slot))],
         recipient => {
             let mut names: Vec<PathBuf> = std::fs::read_dir(&folder)
                 .expect("a folder")

@@ -1,6 +1,6 @@
 //! Messages that establish and end connections (IBTA vol. 1, 12.6.5 to 12.6.11).
 
-use super::data::BoundedData;
+use super::bounded_data::BoundedData;
 use crate::mad::MadBody;
 use crate::psn::Psn;
 
@@ -78,8 +78,8 @@ impl ConnectionPath {
         Self {
             local_lid: body.u16(at),
             remote_lid: body.u16(at + 2),
-            local_gid: body.get(at + 4),
-            remote_gid: body.get(at + 20),
+            local_gid: body.bytes_at(at + 4),
+            remote_gid: body.bytes_at(at + 20),
             flow_label: word >> 12,
             packet_rate: rate & 0x3f,
             traffic_class: body.u8(at + 40),
@@ -91,15 +91,15 @@ impl ConnectionPath {
     }
 
     fn emit(&self, body: &mut MadBody, at: usize) {
-        body.put(at, &self.local_lid.to_be_bytes());
-        body.put(at + 2, &self.remote_lid.to_be_bytes());
-        body.put(at + 4, &self.local_gid);
-        body.put(at + 20, &self.remote_gid);
+        body.put_bytes_at(at, &self.local_lid.to_be_bytes());
+        body.put_bytes_at(at + 2, &self.remote_lid.to_be_bytes());
+        body.put_bytes_at(at + 4, &self.local_gid);
+        body.put_bytes_at(at + 20, &self.remote_gid);
         let word = self.flow_label << 12 | u32::from(self.packet_rate & 0x3f);
-        body.put(at + 36, &word.to_be_bytes());
+        body.put_bytes_at(at + 36, &word.to_be_bytes());
         let level = self.service_level << 4 | u8::from(self.subnet_local) << 3;
         let timeout = self.local_ack_timeout << 3;
-        body.put(
+        body.put_bytes_at(
             at + 40,
             &[self.traffic_class, self.hop_limit, level, timeout],
         );
@@ -126,11 +126,11 @@ pub struct Req {
     /// Coded time in which the receiver must answer, 5 bits.
     pub remote_cm_response_timeout: u8,
     /// Transport service.
-    pub service: TransportService,
+    pub transport_service: TransportService,
     /// True if the sender implements end-to-end flow control.
     pub flow_control: bool,
     /// PSN of the first packet that the sender of this message expects (IBTA vol. 1, 12.7.31).
-    pub starting_psn: Psn,
+    pub starting_psn_from_peer: Psn,
     /// Coded time in which the sender will answer, 5 bits.
     pub local_cm_response_timeout: u8,
     /// Retry count of the queue pair, 3 bits.
@@ -168,12 +168,12 @@ impl Req {
             responder_resources: body.u8(35),
             initiator_depth: body.u8(39),
             remote_cm_response_timeout: remote_timeout >> 3,
-            service: TransportService::from_service_and_extended_type(
+            transport_service: TransportService::from_service_and_extended_type(
                 remote_timeout >> 1 & 3,
                 retries & 7,
             ),
             flow_control: remote_timeout & 1 != 0,
-            starting_psn: Psn::new(body.u24(44)),
+            starting_psn_from_peer: Psn::new(body.u24(44)),
             local_cm_response_timeout: local_timeout >> 3,
             retry_count: local_timeout & 7,
             pkey: body.u16(48),
@@ -183,33 +183,33 @@ impl Req {
             has_srq: retries & 0x08 != 0,
             primary: ConnectionPath::parse(body, PRIMARY_PATH_OFFSET),
             alternate: named.then_some(alternate),
-            private_data: BoundedData::from_received_bytes(body.get(140), 92),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(140), 92),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        let (service, extended) = self.service.service_and_extended_type();
-        body.put(0, &self.local_comm_id.to_be_bytes());
-        body.put(8, &self.service_id.to_be_bytes());
-        body.put(16, &self.local_ca_guid.to_be_bytes());
-        body.put(28, &self.local_qkey.to_be_bytes());
+        let (service, extended) = self.transport_service.service_and_extended_type();
+        body.put_bytes_at(0, &self.local_comm_id.to_be_bytes());
+        body.put_bytes_at(8, &self.service_id.to_be_bytes());
+        body.put_bytes_at(16, &self.local_ca_guid.to_be_bytes());
+        body.put_bytes_at(28, &self.local_qkey.to_be_bytes());
         body.put_u24(32, self.local_qpn);
-        body.put(35, &[self.responder_resources]);
-        body.put(39, &[self.initiator_depth]);
+        body.put_bytes_at(35, &[self.responder_resources]);
+        body.put_bytes_at(39, &[self.initiator_depth]);
         let timeout = self.remote_cm_response_timeout << 3;
-        body.put(43, &[timeout | service << 1 | u8::from(self.flow_control)]);
-        body.put_u24(44, self.starting_psn.get());
+        body.put_bytes_at(43, &[timeout | service << 1 | u8::from(self.flow_control)]);
+        body.put_u24(44, self.starting_psn_from_peer.get());
         let timeout = self.local_cm_response_timeout << 3;
-        body.put(47, &[timeout | self.retry_count & 7]);
-        body.put(48, &self.pkey.to_be_bytes());
-        body.put(50, &[self.path_mtu << 4 | self.rnr_retry_count & 7]);
+        body.put_bytes_at(47, &[timeout | self.retry_count & 7]);
+        body.put_bytes_at(48, &self.pkey.to_be_bytes());
+        body.put_bytes_at(50, &[self.path_mtu << 4 | self.rnr_retry_count & 7]);
         let srq = u8::from(self.has_srq) << 3;
-        body.put(51, &[self.max_cm_retries << 4 | srq | extended]);
+        body.put_bytes_at(51, &[self.max_cm_retries << 4 | srq | extended]);
         self.primary.emit(body, PRIMARY_PATH_OFFSET);
         if let Some(alternate) = &self.alternate {
             alternate.emit(body, ALTERNATE_PATH_OFFSET);
         }
-        body.put(140, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(140, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -227,7 +227,7 @@ pub enum ReferredMessage {
 }
 
 impl ReferredMessage {
-    const fn of(byte: u8) -> Self {
+    const fn from_byte(byte: u8) -> Self {
         match byte >> 6 {
             0 => Self::Req,
             1 => Self::Rep,
@@ -266,23 +266,23 @@ impl Mra {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            acknowledged_message: ReferredMessage::of(body.u8(8)),
+            acknowledged_message: ReferredMessage::from_byte(body.u8(8)),
             service_timeout: body.u8(9) >> 3,
-            private_data: BoundedData::from_received_bytes(body.get(10), 222),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(10), 222),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        body.put(0, &self.local_comm_id.to_be_bytes());
-        body.put(4, &self.remote_comm_id.to_be_bytes());
-        body.put(
+        body.put_bytes_at(0, &self.local_comm_id.to_be_bytes());
+        body.put_bytes_at(4, &self.remote_comm_id.to_be_bytes());
+        body.put_bytes_at(
             8,
             &[
                 self.acknowledged_message.to_byte(),
                 self.service_timeout << 3,
             ],
         );
-        body.put(10, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(10, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -308,26 +308,26 @@ impl Rej {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            rejected: ReferredMessage::of(body.u8(8)),
+            rejected: ReferredMessage::from_byte(body.u8(8)),
             reason: body.u16(10),
-            additional_info: BoundedData::from_received_bytes(body.get(12), body.u8(9) >> 1),
-            private_data: BoundedData::from_received_bytes(body.get(84), 148),
+            additional_info: BoundedData::from_received_bytes(body.bytes_at(12), body.u8(9) >> 1),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(84), 148),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        body.put(0, &self.local_comm_id.to_be_bytes());
-        body.put(4, &self.remote_comm_id.to_be_bytes());
-        body.put(
+        body.put_bytes_at(0, &self.local_comm_id.to_be_bytes());
+        body.put_bytes_at(4, &self.remote_comm_id.to_be_bytes());
+        body.put_bytes_at(
             8,
             &[
                 self.rejected.to_byte(),
                 self.additional_info.len_byte() << 1,
             ],
         );
-        body.put(10, &self.reason.to_be_bytes());
-        body.put(12, self.additional_info.zero_padded_bytes());
-        body.put(84, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(10, &self.reason.to_be_bytes());
+        body.put_bytes_at(12, self.additional_info.zero_padded_bytes());
+        body.put_bytes_at(84, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -343,7 +343,7 @@ pub struct Rep {
     /// Number of the sender's queue pair, 24 bits.
     pub local_qpn: u32,
     /// PSN of the first packet that the sender of this message expects (IBTA vol. 1, 12.7.31).
-    pub starting_psn: Psn,
+    pub starting_psn_from_peer: Psn,
     /// Largest number of READs and atomics that the sender's queue pair accepts at a time.
     pub responder_resources: u8,
     /// Largest number of READs and atomics that the sender will have outstanding.
@@ -372,7 +372,7 @@ impl Rep {
             remote_comm_id: body.u32(4),
             local_qkey: body.u32(8),
             local_qpn: body.u24(12),
-            starting_psn: Psn::new(body.u24(20)),
+            starting_psn_from_peer: Psn::new(body.u24(20)),
             responder_resources: body.u8(24),
             initiator_depth: body.u8(25),
             target_ack_delay: delay >> 3,
@@ -381,23 +381,23 @@ impl Rep {
             rnr_retry_count: retries >> 5,
             has_srq: retries & 0x10 != 0,
             local_ca_guid: body.u64(28),
-            private_data: BoundedData::from_received_bytes(body.get(36), 196),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(36), 196),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        body.put(0, &self.local_comm_id.to_be_bytes());
-        body.put(4, &self.remote_comm_id.to_be_bytes());
-        body.put(8, &self.local_qkey.to_be_bytes());
+        body.put_bytes_at(0, &self.local_comm_id.to_be_bytes());
+        body.put_bytes_at(4, &self.remote_comm_id.to_be_bytes());
+        body.put_bytes_at(8, &self.local_qkey.to_be_bytes());
         body.put_u24(12, self.local_qpn);
-        body.put_u24(20, self.starting_psn.get());
+        body.put_u24(20, self.starting_psn_from_peer.get());
         let failover = (self.failover_accepted & 3) << 1;
         let delay = self.target_ack_delay << 3 | failover | u8::from(self.flow_control);
         let retries = self.rnr_retry_count << 5 | u8::from(self.has_srq) << 4;
         let depths = [self.responder_resources, self.initiator_depth];
-        body.put(24, &[depths[0], depths[1], delay, retries]);
-        body.put(28, &self.local_ca_guid.to_be_bytes());
-        body.put(36, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(24, &[depths[0], depths[1], delay, retries]);
+        body.put_bytes_at(28, &self.local_ca_guid.to_be_bytes());
+        body.put_bytes_at(36, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -417,14 +417,14 @@ impl RtuOrDrep {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            private_data: BoundedData::from_received_bytes(body.get(8), 224),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(8), 224),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        body.put(0, &self.local_comm_id.to_be_bytes());
-        body.put(4, &self.remote_comm_id.to_be_bytes());
-        body.put(8, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(0, &self.local_comm_id.to_be_bytes());
+        body.put_bytes_at(4, &self.remote_comm_id.to_be_bytes());
+        body.put_bytes_at(8, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -447,14 +447,14 @@ impl Dreq {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
             remote_qpn: body.u24(8),
-            private_data: BoundedData::from_received_bytes(body.get(12), 220),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(12), 220),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        body.put(0, &self.local_comm_id.to_be_bytes());
-        body.put(4, &self.remote_comm_id.to_be_bytes());
+        body.put_bytes_at(0, &self.local_comm_id.to_be_bytes());
+        body.put_bytes_at(4, &self.remote_comm_id.to_be_bytes());
         body.put_u24(8, self.remote_qpn);
-        body.put(12, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(12, self.private_data.zero_padded_bytes());
     }
 }

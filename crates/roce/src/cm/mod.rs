@@ -2,17 +2,17 @@
 //!
 //! LAP and APR are not supported: no queue pair migrates to an alternate path.
 
+mod bounded_data;
 mod connection;
-mod data;
-mod ip;
+mod ip_cm_header;
 pub mod reason;
 mod sidr;
 
+pub use bounded_data::BoundedData;
 pub use connection::{
     ConnectionPath, Dreq, Mra, ReferredMessage, Rej, Rep, Req, RtuOrDrep, TransportService,
 };
-pub use data::BoundedData;
-pub use ip::{IP_CM_HEADER_BYTES, IpCmHeader, IpCmHeaderError, PortSpace};
+pub use ip_cm_header::{IP_CM_HEADER_BYTES, IpCmHeader, IpCmHeaderError, PortSpace};
 pub use sidr::{SidrRep, SidrReq, sidr_status};
 
 use crate::mad::{CLASS_CM, MAD_BYTES, METHOD_SEND, MadBody, MadError, MadHeader};
@@ -21,11 +21,11 @@ use crate::mad::{CLASS_CM, MAD_BYTES, METHOD_SEND, MadBody, MadError, MadHeader}
 const CLASS_VERSION: u8 = 2;
 
 /// Coded time in which Linux's `rdma_cm` expects an answer: 4.3 s.
-pub const CM_RESPONSE_TIMEOUT: u8 = 20;
+pub const CM_RESPONSE_TIMEOUT_CODE: u8 = 20;
 /// Number of times that Linux's `rdma_cm` sends a message again.
 pub const MAX_CM_RETRIES: u8 = 15;
 /// Coded time that Linux's `rdma_cm` requests with an MRA: 69 s.
-pub const MRA_SERVICE_TIMEOUT: u8 = 24;
+pub const MRA_SERVICE_TIMEOUT_CODE: u8 = 24;
 /// Q_Key of datagram queue pairs of `rdma_cm` (`RDMA_UDP_QKEY`).
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
@@ -60,7 +60,7 @@ pub enum CmMessage {
 
 /// The reason why bytes are not a message of communication management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum CmError {
+pub enum CmParseError {
     /// The bytes are not a management datagram.
     #[error(transparent)]
     Mad(#[from] MadError),
@@ -83,16 +83,16 @@ impl CmMessage {
     ///
     /// # Errors
     /// The datagram is not a supported message of communication management.
-    pub fn parse(mad: &[u8]) -> Result<(u64, Self), CmError> {
+    pub fn parse(mad: &[u8]) -> Result<(u64, Self), CmParseError> {
         let (header, body) = MadHeader::parse(mad)?;
         if header.class != CLASS_CM {
-            return Err(CmError::Class(header.class));
+            return Err(CmParseError::Class(header.class));
         }
         if header.class_version != CLASS_VERSION {
-            return Err(CmError::ClassVersion(header.class_version));
+            return Err(CmParseError::ClassVersion(header.class_version));
         }
         if header.method != METHOD_SEND {
-            return Err(CmError::Method(header.method));
+            return Err(CmParseError::Method(header.method));
         }
         let message = match header.attribute {
             0x10 => Self::Req(Req::parse(&body)),
@@ -104,7 +104,7 @@ impl CmMessage {
             0x16 => Self::Drep(RtuOrDrep::parse(&body)),
             0x17 => Self::SidrReq(SidrReq::parse(&body)),
             0x18 => Self::SidrRep(SidrRep::parse(&body)),
-            other => return Err(CmError::Attribute(other)),
+            other => return Err(CmParseError::Attribute(other)),
         };
         Ok((header.transaction, message))
     }
@@ -129,7 +129,7 @@ impl CmMessage {
             method: METHOD_SEND,
             status: 0,
             transaction,
-            attribute: self.attribute(),
+            attribute: self.attribute_id(),
             modifier: 0,
         };
         header.emit(&body)
@@ -137,7 +137,7 @@ impl CmMessage {
 
     /// Returns the attribute id of the message.
     #[must_use]
-    pub const fn attribute(&self) -> u16 {
+    pub const fn attribute_id(&self) -> u16 {
         match self {
             Self::Req(_) => 0x10,
             Self::Mra(_) => 0x11,

@@ -1,6 +1,6 @@
 //! Messages that resolve a service id to a datagram queue pair (IBTA vol. 1, 12.11).
 
-use super::data::BoundedData;
+use super::bounded_data::BoundedData;
 use crate::mad::MadBody;
 
 /// Service ID resolution request: asks for the queue pair of a service.
@@ -22,15 +22,15 @@ impl SidrReq {
             request_id: body.u32(0),
             pkey: body.u16(4),
             service_id: body.u64(8),
-            private_data: BoundedData::from_received_bytes(body.get(16), 216),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(16), 216),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        body.put(0, &self.request_id.to_be_bytes());
-        body.put(4, &self.pkey.to_be_bytes());
-        body.put(8, &self.service_id.to_be_bytes());
-        body.put(16, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(0, &self.request_id.to_be_bytes());
+        body.put_bytes_at(4, &self.pkey.to_be_bytes());
+        body.put_bytes_at(8, &self.service_id.to_be_bytes());
+        body.put_bytes_at(16, self.private_data.zero_padded_bytes());
     }
 }
 
@@ -77,18 +77,18 @@ impl SidrRep {
             qpn: body.u24(8),
             service_id: body.u64(12),
             qkey: body.u32(20),
-            additional_info: BoundedData::from_received_bytes(body.get(24), body.u8(5)),
-            private_data: BoundedData::from_received_bytes(body.get(96), 136),
+            additional_info: BoundedData::from_received_bytes(body.bytes_at(24), body.u8(5)),
+            private_data: BoundedData::from_received_bytes(body.bytes_at(96), 136),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        body.put(0, &self.request_id.to_be_bytes());
-        body.put(4, &[self.status, self.additional_info.len_byte()]);
+        body.put_bytes_at(0, &self.request_id.to_be_bytes());
+        body.put_bytes_at(4, &[self.status, self.additional_info.len_byte()]);
         body.put_u24(8, self.qpn);
-        body.put(12, &self.service_id.to_be_bytes());
-        body.put(20, &self.qkey.to_be_bytes());
-        body.put(24, self.additional_info.zero_padded_bytes());
-        body.put(96, self.private_data.zero_padded_bytes());
+        body.put_bytes_at(12, &self.service_id.to_be_bytes());
+        body.put_bytes_at(20, &self.qkey.to_be_bytes());
+        body.put_bytes_at(24, self.additional_info.zero_padded_bytes());
+        body.put_bytes_at(96, self.private_data.zero_padded_bytes());
     }
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::icrc::FrameAddresses;
+use crate::icrc::IpAddressPair;
 use crate::psn::Psn;
 
 /// Offset of the body in a management datagram.
@@ -85,7 +85,7 @@ proptest! {
     ) {
         let (_, message) = CmMessage::parse(&mad(attribute, &body)).expect("a message");
         let bytes = message.emit(transaction);
-        prop_assert_eq!(message.attribute(), u16::from(attribute));
+        prop_assert_eq!(message.attribute_id(), u16::from(attribute));
         prop_assert_eq!(CmMessage::parse(&bytes), Ok((transaction, message)));
     }
 
@@ -120,15 +120,15 @@ fn each_kind_of_foreign_datagram_has_its_reason() {
     let broken = |at: usize, value: u8| {
         let mut bytes = mad(0x14, &[0; 232]);
         bytes[at] = value;
-        CmMessage::parse(&bytes).map(|(_, message)| message.attribute())
+        CmMessage::parse(&bytes).map(|(_, message)| message.attribute_id())
     };
     assert_eq!(broken(0, 1), Ok(0x14));
     assert_eq!(broken(0, 2), Err(MadError::BaseVersion(2).into()));
-    assert_eq!(broken(1, 3), Err(CmError::Class(3)));
-    assert_eq!(broken(2, 1), Err(CmError::ClassVersion(1)));
-    assert_eq!(broken(3, 0x81), Err(CmError::Method(0x81)));
-    assert_eq!(broken(17, 0x19), Err(CmError::Attribute(0x19)));
-    assert_eq!(broken(17, 0x1a), Err(CmError::Attribute(0x1a)));
+    assert_eq!(broken(1, 3), Err(CmParseError::Class(3)));
+    assert_eq!(broken(2, 1), Err(CmParseError::ClassVersion(1)));
+    assert_eq!(broken(3, 0x81), Err(CmParseError::Method(0x81)));
+    assert_eq!(broken(17, 0x19), Err(CmParseError::Attribute(0x19)));
+    assert_eq!(broken(17, 0x1a), Err(CmParseError::Attribute(0x1a)));
     for length in [0, 23, 24, 255, 257] {
         let bytes = vec![1; length];
         assert_eq!(
@@ -168,23 +168,23 @@ fn service_ids_are_those_of_rdma_cm() {
     assert_eq!(PortSpace::Tcp.service_id(7471), 0x0000_0000_0106_1d2f);
     for space in PortSpace::ALL {
         let id = space.service_id(0xfedc);
-        assert_eq!(PortSpace::of_service_id(id), Some((space, 0xfedc)));
-        assert_eq!(PortSpace::of_service_id(id | 1 << 32), None);
+        assert_eq!(PortSpace::split_service_id(id), Some((space, 0xfedc)));
+        assert_eq!(PortSpace::split_service_id(id | 1 << 32), None);
     }
-    assert_eq!(PortSpace::of_service_id(0x0107_0001), None);
+    assert_eq!(PortSpace::split_service_id(0x0107_0001), None);
 }
 
 #[test]
 fn coded_times_are_powers_of_two() {
     assert_eq!(coded_time_ns(0), 4_096);
-    assert_eq!(coded_time_ns(CM_RESPONSE_TIMEOUT), 4_294_967_296);
+    assert_eq!(coded_time_ns(CM_RESPONSE_TIMEOUT_CODE), 4_294_967_296);
     assert_eq!(coded_time_ns(31), 8_796_093_022_208);
 }
 
 /// Builds a REQ as `rdma_connect` sends it.
 fn req() -> Req {
     let header = IpCmHeader {
-        addresses: FrameAddresses::new(IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]))
+        addresses: IpAddressPair::new(IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]))
             .expect("of one family"),
         src_port: 0xabcd,
     };
@@ -203,11 +203,11 @@ fn req() -> Req {
         local_qpn: 0x00ab_cdef,
         responder_resources: 16,
         initiator_depth: 8,
-        remote_cm_response_timeout: CM_RESPONSE_TIMEOUT,
-        service: TransportService::Rc,
+        remote_cm_response_timeout: CM_RESPONSE_TIMEOUT_CODE,
+        transport_service: TransportService::Rc,
         flow_control: true,
-        starting_psn: Psn::new(0x0012_3456),
-        local_cm_response_timeout: CM_RESPONSE_TIMEOUT,
+        starting_psn_from_peer: Psn::new(0x0012_3456),
+        local_cm_response_timeout: CM_RESPONSE_TIMEOUT_CODE,
         retry_count: 7,
         pkey: 0xffff,
         path_mtu: 3,

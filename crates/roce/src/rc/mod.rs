@@ -5,4 +5,4 @@
 
 pub mod requester;
 pub mod responder;
-pub mod rnr;
+pub mod rnr_timer;

@@ -19,7 +19,7 @@ impl LocalMemory for Memory {
         Ok(())
     }
 
-    fn write_result(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
+    fn write_read_or_atomic_result(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
         Ok(())
     }
 }
@@ -55,7 +55,7 @@ impl ResponderTarget for Memory {
         Self::check(addr, len)
     }
 
-    fn write(&mut self, addr: u64, _: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, addr: u64, _: u32, bytes: &[u8]) -> Result<(), Refusal> {
         Self::check(addr, u32::try_from(bytes.len()).expect("a packet"))
     }
 
@@ -63,7 +63,7 @@ impl ResponderTarget for Memory {
         Self::check(addr, len)
     }
 
-    fn read(&mut self, addr: u64, _: u32, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read_memory(&mut self, addr: u64, _: u32, into: &mut [u8]) -> Result<(), Refusal> {
         Self::check(addr, u32::try_from(into.len()).expect("a packet"))
     }
 
@@ -71,7 +71,7 @@ impl ResponderTarget for Memory {
         Self::check(addr, 8).map(|()| 0)
     }
 
-    fn flush(&mut self, addr: u64, _: u32, len: u32, _: u8, _: u8) -> Result<(), Refusal> {
+    fn execute_flush(&mut self, addr: u64, _: u32, len: u32, _: u8, _: u8) -> Result<(), Refusal> {
         Self::check(addr, len)
     }
 }
@@ -162,16 +162,16 @@ proptest! {
         // The reply to a packet may be sent after a later packet.
         let (mut allowed, mut sent) = (0, 0);
         for sample in samples {
-            responder.receive(now_ns, &sample.packet(), false, &mut Memory);
+            responder.process_received_packet(now_ns, &sample.packet(), false, &mut Memory);
             responder.queue_gap_nak_if_due(now_ns);
             allowed += 1 + responses(&sample);
             let mut bytes = Vec::new();
             loop {
-                while responder.transmit(now_ns, &mut Memory, &mut bytes) {
+                while responder.append_next_packet(now_ns, &mut Memory, &mut bytes) {
                     sent += 1;
                     bytes.clear();
                 }
-                let Some(at) = responder.next_timer_ns() else { break };
+                let Some(at) = responder.next_send_time_ns() else { break };
                 now_ns = at;
             }
             prop_assert!(sent <= allowed, "{sent} answers, the last to {sample:?}");
@@ -204,14 +204,14 @@ proptest! {
             let now_ns = step * 1_000_000_000;
             requester.apply_expired_timers(now_ns, now_ns);
             let mut sent = 0;
-            while requester.transmit(now_ns, &mut Memory, &mut bytes) {
+            while requester.append_next_packet(now_ns, &mut Memory, &mut bytes) {
                 sent += 1;
                 bytes.clear();
             }
             prop_assert!(sent <= 8);
-            requester.receive(now_ns, &sample.packet(), &mut Memory);
-            prop_assert!((done..=16).contains(&requester.done_requests()));
-            done = requester.done_requests();
+            requester.process_received_packet(now_ns, &sample.packet(), &mut Memory);
+            prop_assert!((done..=16).contains(&requester.done_request_count()));
+            done = requester.done_request_count();
         }
     }
 
@@ -219,7 +219,7 @@ proptest! {
     fn an_unreliable_receiver_takes_anything(samples in prop::collection::vec(samples(), 1..40)) {
         let mut receiver = uc::Receiver::new(MTU, FIRST);
         for sample in samples {
-            receiver.receive(&sample.unreliable().packet(), &mut Memory);
+            receiver.process_received_packet(&sample.unreliable().packet(), &mut Memory);
         }
     }
 }

@@ -31,7 +31,12 @@ impl LocalMemory for Memory {
             .ok_or(LocalFault)
     }
 
-    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_read_or_atomic_result(
+        &mut self,
+        position: u64,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalFault> {
         self.results.push((position, offset, bytes.len()));
         (position != self.unwritable)
             .then_some(())
@@ -89,8 +94,11 @@ impl Bench {
                 Post(operation) => self.post(operation, false),
                 PostFenced(operation) => self.post(operation, true),
                 Take(sample) => {
-                    self.requester
-                        .receive(self.now_ns, &sample.packet(), &mut self.memory);
+                    self.requester.process_received_packet(
+                        self.now_ns,
+                        &sample.packet(),
+                        &mut self.memory,
+                    );
                 }
                 Wait(wait_ns) => {
                     self.now_ns += wait_ns;
@@ -101,7 +109,7 @@ impl Bench {
             let mut bytes = Vec::new();
             while self
                 .requester
-                .transmit(self.now_ns, &mut self.memory, &mut bytes)
+                .append_next_packet(self.now_ns, &mut self.memory, &mut bytes)
             {
                 texts.push(describe(&bytes));
                 bytes.clear();
@@ -171,7 +179,7 @@ fn check(config: RequesterConfig, rows: Vec<Row<'_>>) {
     for (rule, steps, due, done, failure) in rows {
         let mut bench = Bench::new(config);
         assert_eq!(bench.run(steps), due, "{rule}");
-        assert_eq!(bench.requester.done_requests(), done, "{rule}");
+        assert_eq!(bench.requester.done_request_count(), done, "{rule}");
         assert_eq!(bench.requester.failure(), failure, "{rule}");
     }
 }
@@ -331,15 +339,21 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
     };
     let mut bench = Bench::new(unforgiving);
     bench.run(vec![send(1), send(1)]);
-    let timeout = bench.requester.next_timer_ns().expect("packets are out");
+    let timeout = bench
+        .requester
+        .next_timer_expiry_ns()
+        .expect("packets are out");
     bench.now_ns = timeout + 100 * TIMEOUT_NS;
     bench
         .requester
         .apply_expired_timers(bench.now_ns, timeout - 1);
     assert_eq!(bench.requester.failure(), None);
     bench.run(vec![Take(ack(0))]);
-    assert_eq!(bench.requester.done_requests(), 1);
-    let timeout = bench.requester.next_timer_ns().expect("one packet is out");
+    assert_eq!(bench.requester.done_request_count(), 1);
+    let timeout = bench
+        .requester
+        .next_timer_expiry_ns()
+        .expect("one packet is out");
     assert_eq!(
         timeout,
         bench.now_ns + TIMEOUT_NS,
@@ -367,11 +381,14 @@ fn probes_come_early_and_do_not_count() {
     // Probes are 1000, 2000 .. 256,000 ns apart; after them, the timeout comes first.
     let mut sent = 1;
     while bench.now_ns < TIMEOUT_NS {
-        let deadline = bench.requester.next_timer_ns().expect("a packet is out");
+        let deadline = bench
+            .requester
+            .next_timer_expiry_ns()
+            .expect("a packet is out");
         sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
     }
     assert_eq!(sent, 1 + 9 + 1);
-    while let Some(deadline) = bench.requester.next_timer_ns() {
+    while let Some(deadline) = bench.requester.next_timer_expiry_ns() {
         bench.run(vec![Wait(deadline - bench.now_ns)]);
     }
     assert_eq!(bench.now_ns, 1 + 3 * TIMEOUT_NS, "as without probes");
@@ -395,7 +412,7 @@ fn a_probe_is_one_packet_and_its_answer_says_what_is_lost() {
     assert_eq!(late.run(vec![Wait(1000), send(1)]), [first]);
     assert_eq!(late.run(vec![Take(ack(3))]), ["send only 4 1 ask"]);
     assert!(late.run(vec![Take(ack(3))]).is_empty());
-    assert_eq!(late.requester.done_requests(), 4);
+    assert_eq!(late.requester.done_request_count(), 4);
 
     let mut lost = Bench::new(probing);
     lost.run(sends());
@@ -422,7 +439,7 @@ fn probes_learn_how_long_a_round_trip_is() {
     for index in 0..20 {
         let answered_ns = bench.now_ns + ROUND_TRIP_NS;
         sent += bench.run(vec![send(1)]).len();
-        while let Some(deadline) = bench.requester.next_timer_ns()
+        while let Some(deadline) = bench.requester.next_timer_expiry_ns()
             && deadline < answered_ns
         {
             sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
@@ -430,7 +447,7 @@ fn probes_learn_how_long_a_round_trip_is() {
         let rest_ns = answered_ns - bench.now_ns;
         sent += bench.run(vec![Wait(rest_ns), Take(ack(index))]).len();
     }
-    assert_eq!(bench.requester.done_requests(), 20);
+    assert_eq!(bench.requester.done_request_count(), 20);
     // Probes are sent 1000 and 3000 ns after the first message and 4000 ns after the second. The next wait, 8000 ns, is
     // longer than the round trip.
     assert_eq!(sent, 20 + 3);
@@ -456,7 +473,7 @@ fn gaps_in_responses_do_not_count_as_retries() {
         Take(response(First, 1, MTU)),
         Take(response(Last, 2, 1)),
     ]);
-    assert_eq!(bench.requester.done_requests(), 2);
+    assert_eq!(bench.requester.done_request_count(), 2);
 }
 
 #[test]
@@ -524,7 +541,7 @@ fn own_memory_that_cannot_be_used_fails_its_request() {
         "what is in front ends first"
     );
     bench.run(vec![Take(ack(0))]);
-    assert_eq!(bench.requester.done_requests(), 1);
+    assert_eq!(bench.requester.done_request_count(), 1);
     assert_eq!(
         bench.requester.failure(),
         Some(RequestFailure::LocalProtection)
@@ -581,7 +598,10 @@ fn notifications_slow_the_requester_down() {
     let mut bench = Bench::new(config());
     bench.run(vec![Take(Sample::new(PacketOperation::Cnp, Only, 0))]);
     assert_eq!(bench.run(vec![write(600)]).len(), 1);
-    let deadline = bench.requester.next_timer_ns().expect("the second waits");
+    let deadline = bench
+        .requester
+        .next_timer_expiry_ns()
+        .expect("the second waits");
     // The packet has 256 bytes of payload and 28 bytes of headers, sent at 20 Gb/s.
     assert_eq!(deadline, bench.now_ns + 113);
     assert!(bench.run(vec![Wait(112)]).is_empty());

@@ -61,7 +61,7 @@ impl ResponderTarget for Memory {
         Self::check(addr, rkey, len)
     }
 
-    fn write(&mut self, addr: u64, _rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, addr: u64, _rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
         let start = usize::try_from(addr).expect("small");
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
         self.writes += 1;
@@ -72,7 +72,7 @@ impl ResponderTarget for Memory {
         Self::check(addr, rkey, len)
     }
 
-    fn read(&mut self, addr: u64, _rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read_memory(&mut self, addr: u64, _rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
         let start = usize::try_from(addr).expect("small");
         into.copy_from_slice(&self.bytes[start..start + into.len()]);
         Ok(())
@@ -98,7 +98,7 @@ impl ResponderTarget for Memory {
         Ok(original)
     }
 
-    fn flush(
+    fn execute_flush(
         &mut self,
         addr: u64,
         rkey: u32,
@@ -138,14 +138,17 @@ impl Bench {
 
     fn receive(&mut self, sample: &Sample) {
         self.responder
-            .receive(0, &sample.packet(), false, &mut self.memory);
+            .process_received_packet(0, &sample.packet(), false, &mut self.memory);
         self.responder.queue_gap_nak_if_due(0);
     }
 
     fn sent(&mut self) -> Vec<String> {
         let mut texts = Vec::new();
         let mut bytes = Vec::new();
-        while self.responder.transmit(0, &mut self.memory, &mut bytes) {
+        while self
+            .responder
+            .append_next_packet(0, &mut self.memory, &mut bytes)
+        {
             texts.push(describe(&bytes));
             bytes.clear();
         }
@@ -275,7 +278,7 @@ fn wrong_requests_are_refused() {
         ],
     );
     let mut invalidate = send(Only, 0, 1);
-    invalidate.extended.ieth = Some(99);
+    invalidate.extended.ieth_rkey = Some(99);
     let huge = (1 << 31) + 1;
     check(
         both(),
@@ -332,7 +335,7 @@ fn an_invalid_request_is_described_by_its_packet_and_the_check() {
     ] {
         let mut bench = Bench::new(ResponderConfig { allowed_operations: access, ..both() });
         bench.answers(&samples);
-        let described = bench.responder.invalid_request().expect("an invalid request");
+        let described = bench.responder.refused_invalid_request().expect("an invalid request");
         let psn = samples.last().expect("a packet").bth.psn;
         assert_eq!(described.psn, psn);
         let psn = format!("{:#x}", psn.get());
@@ -341,13 +344,13 @@ fn an_invalid_request_is_described_by_its_packet_and_the_check() {
     // No access to memory is another NAK.
     let mut bench = Bench::new(both());
     bench.answers(&[write_only(0, 1).rkey(1)]);
-    assert!(bench.responder.has_failed() && bench.responder.invalid_request().is_none());
+    assert!(bench.responder.has_failed() && bench.responder.refused_invalid_request().is_none());
 }
 
 /// Makes the last packet of a SEND that invalidates an unknown key.
 fn invalidate_last(index: u32) -> Sample {
     let mut sample = send(Last, index, 1);
-    sample.extended.ieth = Some(99);
+    sample.extended.ieth_rkey = Some(99);
     sample
 }
 
@@ -382,7 +385,7 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
         let memory = &mut bench.memory;
         bench
             .responder
-            .receive(now_ns, &sample.packet(), false, memory);
+            .process_received_packet(now_ns, &sample.packet(), false, memory);
     };
     take(&mut bench, 10, write_only(1, 1));
     take(&mut bench, 20, write_only(2, 1));
@@ -404,10 +407,10 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
 fn what_the_host_dropped_is_asked_for() {
     let mut bench = Bench::new(both());
     bench.receive(&write_only(0, 1));
-    bench.responder.nak_after_host_drops();
+    bench.responder.queue_nak_after_host_drops();
     assert_eq!(bench.sent(), ["ack 0", "nak0 1"]);
     // The retransmitted packet is dropped as well.
-    bench.responder.nak_after_host_drops();
+    bench.responder.queue_nak_after_host_drops();
     assert_eq!(bench.sent(), ["nak0 1"]);
     assert_eq!(bench.answers(&[write_only(1, 1).ack()]), ["ack 1"]);
 }
@@ -465,7 +468,11 @@ fn a_read_response_reads_what_is_there_when_it_is_sent() {
     bench.receive(&read(0, 0, 8));
     bench.memory.bytes[0] = 77;
     let mut bytes = Vec::new();
-    assert!(bench.responder.transmit(0, &mut bench.memory, &mut bytes));
+    assert!(
+        bench
+            .responder
+            .append_next_packet(0, &mut bench.memory, &mut bytes)
+    );
     let packet = roce::packet::Packet::parse(&bytes).expect("a packet");
     assert_eq!(packet.payload[0], 77);
 }
@@ -483,7 +490,10 @@ fn message_sequence_numbers_count_messages() {
     ] {
         bench.receive(&sample);
         let mut bytes = Vec::new();
-        while bench.responder.transmit(0, &mut bench.memory, &mut bytes) {
+        while bench
+            .responder
+            .append_next_packet(0, &mut bench.memory, &mut bytes)
+        {
             let packet = roce::packet::Packet::parse(&bytes).expect("a packet");
             msns.extend(packet.extended.aeth.map(|aeth| aeth.msn));
             bytes.clear();
@@ -500,7 +510,7 @@ fn marked_packets_are_answered_by_one_notification_in_an_interval() {
         let sample = write_only(index, 1);
         bench
             .responder
-            .receive(now_ns, &sample.packet(), true, &mut bench.memory);
+            .process_received_packet(now_ns, &sample.packet(), true, &mut bench.memory);
         texts.push(bench.sent().concat());
     }
     assert_eq!(texts, ["cnp to 20", "", "", "cnp to 20"]);
@@ -512,14 +522,21 @@ fn notifications_slow_read_responses_down() {
     bench.receive(&Sample::new(PacketOperation::Cnp, Only, 0));
     bench.receive(&read(0, 0, 600));
     assert_eq!(bench.sent(), ["response first 0 256"]);
-    let at = bench.responder.next_timer_ns().expect("the second waits");
+    let at = bench
+        .responder
+        .next_send_time_ns()
+        .expect("the second waits");
     let mut bytes = Vec::new();
     assert!(
         !bench
             .responder
-            .transmit(at - 1, &mut bench.memory, &mut bytes)
+            .append_next_packet(at - 1, &mut bench.memory, &mut bytes)
     );
-    assert!(bench.responder.transmit(at, &mut bench.memory, &mut bytes));
+    assert!(
+        bench
+            .responder
+            .append_next_packet(at, &mut bench.memory, &mut bytes)
+    );
 }
 
 #[test]
@@ -559,7 +576,7 @@ fn marks_and_the_notifications_for_them_are_counted() {
         let sample = write_only(index, 1);
         bench
             .responder
-            .receive(0, &sample.packet(), true, &mut bench.memory);
+            .process_received_packet(0, &sample.packet(), true, &mut bench.memory);
     }
     assert_eq!(bench.sent(), ["cnp to 20"]);
     let due = StateMachineCounters {

@@ -40,7 +40,7 @@ impl ResponderTarget for Notes {
         (rkey == RKEY).then_some(()).ok_or(Refusal::RemoteAccess)
     }
 
-    fn write(&mut self, addr: u64, _rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, addr: u64, _rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.texts.push(format!("write {}@{addr}", bytes.len()));
         Ok(())
     }
@@ -49,7 +49,7 @@ impl ResponderTarget for Notes {
         Err(Refusal::InvalidRequest)
     }
 
-    fn read(&mut self, _: u64, _: u32, _: &mut [u8]) -> Result<(), Refusal> {
+    fn read_memory(&mut self, _: u64, _: u32, _: &mut [u8]) -> Result<(), Refusal> {
         Err(Refusal::InvalidRequest)
     }
 
@@ -57,7 +57,7 @@ impl ResponderTarget for Notes {
         Err(Refusal::InvalidRequest)
     }
 
-    fn flush(&mut self, _: u64, _: u32, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
+    fn execute_flush(&mut self, _: u64, _: u32, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
         Err(Refusal::InvalidRequest)
     }
 }
@@ -74,7 +74,7 @@ impl LocalMemory for Notes {
         Ok(())
     }
 
-    fn write_result(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
+    fn write_read_or_atomic_result(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
         Err(LocalFault)
     }
 }
@@ -103,7 +103,7 @@ fn what_comes_of_packets() {
             ..Notes::default()
         };
         for sample in samples {
-            receiver.receive(&sample.unreliable().packet(), &mut notes);
+            receiver.process_received_packet(&sample.unreliable().packet(), &mut notes);
         }
         assert_eq!(notes.texts, due, "{rule}");
         assert!(!receiver.has_failed(), "{rule}");
@@ -114,11 +114,11 @@ fn what_comes_of_packets() {
 fn a_message_without_receive_is_dropped() {
     let mut receiver = Receiver::new(MTU, FIRST);
     let mut notes = Notes::default();
-    receiver.receive(&send(First, 0, 256).unreliable().packet(), &mut notes);
+    receiver.process_received_packet(&send(First, 0, 256).unreliable().packet(), &mut notes);
     notes.has_receive = true;
-    receiver.receive(&send(Last, 1, 1).unreliable().packet(), &mut notes);
+    receiver.process_received_packet(&send(Last, 1, 1).unreliable().packet(), &mut notes);
     assert!(notes.texts.is_empty());
-    receiver.receive(&send(Only, 2, 1).unreliable().packet(), &mut notes);
+    receiver.process_received_packet(&send(Only, 2, 1).unreliable().packet(), &mut notes);
     assert_eq!(notes.texts, ["1@0", "done"]);
 }
 
@@ -135,13 +135,13 @@ fn a_message_is_done_when_it_is_sent() {
     assert_eq!(sender.post(send(0, LastPacketField::None)), 2);
     let mut psns = Vec::new();
     let mut bytes = Vec::new();
-    while sender.transmit(&mut notes, &mut bytes) {
+    while sender.append_next_packet(&mut notes, &mut bytes) {
         let packet = roce::packet::Packet::parse(&bytes).expect("a packet");
         assert_eq!(packet.bth.transport, Transport::Uc);
         psns.push((
             packet.bth.psn.get(),
             packet.bth.solicited,
-            sender.done_requests(),
+            sender.done_request_count(),
         ));
         bytes.clear();
     }
@@ -166,7 +166,7 @@ fn what_only_reliable_connections_have_fails() {
             solicited: false,
             fence: false,
         });
-        assert!(!sender.transmit(&mut Notes::default(), &mut Vec::new()));
+        assert!(!sender.append_next_packet(&mut Notes::default(), &mut Vec::new()));
         assert_eq!(sender.failure(), Some(RequestFailure::RemoteInvalidRequest));
     }
 }

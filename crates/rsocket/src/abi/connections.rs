@@ -7,7 +7,7 @@ use libc::socklen_t;
 use rdmacm::errno::Result;
 
 use super::edge::{Name, NameRoom};
-use crate::table::{RSocket, find};
+use crate::socket_table::{RSocket, find};
 
 c_functions! {
     /// Makes a socket: `socket(2)`.
@@ -46,11 +46,11 @@ fn close(socket: c_int) -> Result {
 }
 
 fn bind(socket: c_int, addr: Name, addrlen: socklen_t) -> Result {
-    find(socket)?.bind(addr.read_address(addrlen)?)
+    find(socket)?.bind(addr.to_id_address(addrlen)?)
 }
 
 fn listen(socket: c_int, backlog: c_int) -> Result {
-    find(socket)?.stream()?.listen(backlog)
+    find(socket)?.as_stream_socket()?.listen(backlog)
 }
 
 fn accept(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result<c_int> {
@@ -60,7 +60,7 @@ fn accept(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Resul
 }
 
 fn connect(socket: c_int, addr: Name, addrlen: socklen_t) -> Result {
-    find(socket)?.connect(addr.read_address(addrlen)?)
+    find(socket)?.connect(addr.to_id_address(addrlen)?)
 }
 
 fn shutdown(socket: c_int, how: c_int) -> Result {

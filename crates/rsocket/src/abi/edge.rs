@@ -58,7 +58,7 @@ fn check_buffer<T>(data: *const T, len: usize) -> Result {
 
 impl Buffer {
     /// Returns the bytes; `EFAULT` for NULL, unless `len` is 0.
-    pub(super) fn bytes<'a>(self, len: usize) -> Result<&'a [u8]> {
+    pub(super) fn as_bytes<'a>(self, len: usize) -> Result<&'a [u8]> {
         if len == 0 {
             return Ok(&[]);
         }
@@ -70,7 +70,7 @@ impl Buffer {
 
 impl Room {
     /// Returns the bytes; `EFAULT` for NULL, unless `len` is 0.
-    pub(super) fn bytes<'a>(self, len: usize) -> Result<&'a mut [u8]> {
+    pub(super) fn as_mut_bytes<'a>(self, len: usize) -> Result<&'a mut [u8]> {
         if len == 0 {
             return Ok(&mut []);
         }
@@ -95,7 +95,7 @@ impl Room {
         if (*len as usize) < N {
             return Err(INVALID);
         }
-        self.bytes(N)?.copy_from_slice(&value);
+        self.as_mut_bytes(N)?.copy_from_slice(&value);
         *len = socklen_t::try_from(N).unwrap_or(0);
         Ok(())
     }
@@ -111,13 +111,13 @@ impl IovecPart {
     }
 
     /// Returns the bytes to send.
-    pub(super) fn bytes(&self) -> Result<&[u8]> {
-        Buffer(self.0.iov_base).bytes(self.0.iov_len)
+    pub(super) fn as_bytes(&self) -> Result<&[u8]> {
+        Buffer(self.0.iov_base).as_bytes(self.0.iov_len)
     }
 
     /// Returns the first `len` bytes of the buffer, or all, to be filled.
     pub(super) fn writable_prefix<'a>(&self, len: usize) -> Result<&'a mut [u8]> {
-        Room(self.0.iov_base).bytes(len.min(self.0.iov_len))
+        Room(self.0.iov_base).as_mut_bytes(len.min(self.0.iov_len))
     }
 }
 
@@ -139,7 +139,7 @@ impl Buffers {
 
 /// Returns the parts of a message: its buffers, their number, and its address. `EFAULT` for NULL, `ENOTSUP` for control
 /// messages.
-pub(super) fn message_parts(msg: Option<&msghdr>) -> Result<(Buffers, usize, Name, NameRoom)> {
+pub(super) fn split_msghdr(msg: Option<&msghdr>) -> Result<(Buffers, usize, Name, NameRoom)> {
     let msg = msg.ok_or(Errno(libc::EFAULT))?;
     if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
         return Err(Errno(libc::ENOTSUP));
@@ -151,7 +151,7 @@ pub(super) fn message_parts(msg: Option<&msghdr>) -> Result<(Buffers, usize, Nam
 
 impl Name {
     /// Reads the address, as `bind(2)` does.
-    pub(super) fn read_address(self, len: socklen_t) -> Result<IdAddress> {
+    pub(super) fn to_id_address(self, len: socklen_t) -> Result<IdAddress> {
         let len = len as usize;
         if self.is_null() || len < size_of::<libc::sa_family_t>() {
             return Err(INVALID);
@@ -194,7 +194,7 @@ impl NameRoom {
 
 impl PollFds {
     /// Returns the entries; `EFAULT` for NULL, unless `count` is 0.
-    pub(super) fn get<'a>(self, count: usize) -> Result<&'a mut [pollfd]> {
+    pub(super) fn as_mut_slice<'a>(self, count: usize) -> Result<&'a mut [pollfd]> {
         if count == 0 {
             return Ok(&mut []);
         }
@@ -207,9 +207,9 @@ impl PollFds {
 }
 
 /// A number of bytes as an unsigned C return value; an error is `(size_t)-1` with errno.
-pub struct WrittenBytes(pub(super) Result<usize>);
+pub struct WrittenByteCountOrError(pub(super) Result<usize>);
 
-impl Ret for WrittenBytes {
+impl Ret for WrittenByteCountOrError {
     type C = usize;
     fn into_c(self) -> usize {
         self.0.into_c().cast_unsigned()

@@ -8,14 +8,14 @@
 )]
 
 mod connections;
-mod data;
 mod edge;
-mod mapped;
+mod iomap;
 mod options;
 mod poll;
+mod send_and_recv;
 
 pub use connections::*;
-pub use data::*;
-pub use mapped::*;
+pub use iomap::*;
 pub use options::*;
 pub use poll::*;
+pub use send_and_recv::*;

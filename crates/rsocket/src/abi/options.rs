@@ -8,7 +8,7 @@ use rdmacm::errno::{Errno, INVALID, Result};
 use verbs_abi::{RDMA_ROUTE, SOL_RDMA};
 
 use super::edge::{Buffer, Room};
-use crate::table::find;
+use crate::socket_table::find;
 
 c_functions! {
     /// `setsockopt(2)`.
@@ -21,7 +21,7 @@ c_functions! {
 
     /// `fcntl(2)`, for the flags of the socket. The C function is variadic; Linux passes a third argument as declared
     /// here.
-    pub rfcntl => control, (socket: c_int, cmd: c_int, arg: c_long) -> Result<c_int>;
+    pub rfcntl => fcntl, (socket: c_int, cmd: c_int, arg: c_long) -> Result<c_int>;
 }
 
 /// Splits the value of an option into its first `int` and the rest.
@@ -41,13 +41,15 @@ fn set_option(
     if optval.is_null() {
         return Err(Errno(libc::EFAULT));
     }
-    let value = optval.bytes(optlen as usize)?;
+    let value = optval.as_bytes(optlen as usize)?;
     match (level, optname) {
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
             // `struct linger`: on or off, and the number of seconds.
             let (on, rest) = split_first_int(value)?;
             let (seconds, _) = split_first_int(rest)?;
-            socket.stream()?.store_ineffective_linger(on, seconds);
+            socket
+                .as_stream_socket()?
+                .store_ineffective_linger(on, seconds);
             Ok(())
         }
         // Only one route exists, so the option has no effect.
@@ -69,7 +71,7 @@ fn option(
         return Err(Errno(libc::EFAULT));
     }
     if (level, optname) == (libc::SOL_SOCKET, libc::SO_LINGER) {
-        let (on, seconds) = socket.stream()?.linger();
+        let (on, seconds) = socket.as_stream_socket()?.stored_linger_on_and_seconds();
         let mut linger = [0; size_of::<libc::linger>()];
         let (first, second) = linger.split_at_mut(size_of::<c_int>());
         first.copy_from_slice(&on.to_ne_bytes());
@@ -80,12 +82,12 @@ fn option(
     }
 }
 
-fn control(socket: c_int, cmd: c_int, arg: c_long) -> Result<c_int> {
+fn fcntl(socket: c_int, cmd: c_int, arg: c_long) -> Result<c_int> {
     let socket = find(socket)?;
     match cmd {
-        libc::F_GETFL => Ok(socket.flags()),
+        libc::F_GETFL => Ok(socket.status_flags()),
         libc::F_SETFL => {
-            socket.set_flags(c_int::try_from(arg).map_err(|_| INVALID)?);
+            socket.set_status_flags(c_int::try_from(arg).map_err(|_| INVALID)?);
             Ok(0)
         }
         // Sockets always have FD_CLOEXEC.

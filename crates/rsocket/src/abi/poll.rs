@@ -12,7 +12,7 @@ use crate::{epoll, poll};
 
 c_functions! {
     /// `poll(2)`, over rsockets and other descriptors.
-    pub rpoll => poll_all, (fds: PollFds, nfds: nfds_t, timeout: c_int) -> Result<c_int>;
+    pub rpoll => poll_descriptors, (fds: PollFds, nfds: nfds_t, timeout: c_int) -> Result<c_int>;
 
     /// Makes a set of descriptors to wait for, some of which may be rsockets: `epoll_create1(2)`.
     pub repoll_create => epoll_create, (flags: c_int) -> Result<c_int>;
@@ -59,8 +59,8 @@ fn epoll_wait(
     Ok(c_int::try_from(found.len()).unwrap_or(c_int::MAX))
 }
 
-fn poll_all(fds: PollFds, nfds: nfds_t, timeout: c_int) -> Result<c_int> {
-    let ready = poll::rpoll(fds.get(nfds as usize)?, timeout)?;
+fn poll_descriptors(fds: PollFds, nfds: nfds_t, timeout: c_int) -> Result<c_int> {
+    let ready = poll::rpoll(fds.as_mut_slice(nfds as usize)?, timeout)?;
     Ok(c_int::try_from(ready).unwrap_or(c_int::MAX))
 }
 

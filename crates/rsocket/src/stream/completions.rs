@@ -3,14 +3,14 @@
 use verbs_abi::*;
 
 use super::{SendPurpose, Stream};
-use crate::cq::NO_COMPLETIONS;
+use crate::cq::ZEROED_COMPLETIONS;
 use crate::protocol::Immediate;
 
 impl Stream {
     /// Polls the completion queue and processes all completions; returns true if a completion was found.
     pub(crate) fn process_completions_if_any(&mut self) -> bool {
         let mut any = false;
-        let mut wcs = NO_COMPLETIONS;
+        let mut wcs = ZEROED_COMPLETIONS;
         loop {
             let n = self.cq.poll(&mut wcs);
             if n == 0 {
@@ -22,7 +22,7 @@ impl Stream {
             }
         }
         if any {
-            self.return_credits_and_buffers();
+            self.return_credits_and_buffers_if_due();
         }
         any
     }
@@ -34,14 +34,14 @@ impl Stream {
                 IBV_WC_WR_FLUSH_ERR => 0,
                 _ => libc::ECONNRESET,
             };
-            self.final_status.get_or_insert(errno);
+            self.final_errno.get_or_insert(errno);
             return;
         }
         if wc.opcode & IBV_WC_RECV == 0 {
             match SendPurpose::from_wr_id(wc.wr_id) {
                 SendPurpose::Data(len) => {
                     self.free_data_wrs += 1;
-                    self.free_send_bytes += len as usize;
+                    self.free_send_buffer_bytes += len as usize;
                 }
                 SendPurpose::Control => self.free_control_wrs += 1,
             }
@@ -55,19 +55,19 @@ impl Stream {
                 self.readable_bytes += len as usize;
                 self.received_messages = self.received_messages.wrapping_add(1);
             }
-            Some(Immediate::Credits(upto)) => self.first_forbidden_message = upto,
+            Some(Immediate::CreditLimit(upto)) => self.first_forbidden_message_number = upto,
             Some(Immediate::Iomap | Immediate::KeepAlive) => {}
             Some(Immediate::Shutdown) => self.peer_has_shut_down = true,
             Some(Immediate::Disconnect) => {
                 self.peer_has_shut_down = true;
-                self.final_status.get_or_insert(0);
+                self.final_errno.get_or_insert(0);
             }
             Some(Immediate::Data(_)) | None => {
-                self.final_status.get_or_insert(libc::EPROTO);
+                self.final_errno.get_or_insert(libc::EPROTO);
             }
         }
         if self.post_recv().is_err() {
-            self.final_status.get_or_insert(libc::ECONNRESET);
+            self.final_errno.get_or_insert(libc::ECONNRESET);
         }
     }
 }

@@ -16,7 +16,7 @@ impl Stream {
     ///
     /// # Errors
     /// `ENOMEM` if the peer has no free iomap entry; `EAGAIN` if no control message can be sent now.
-    pub(crate) unsafe fn map(
+    pub(crate) unsafe fn iomap(
         &mut self,
         addr: *mut u8,
         len: usize,
@@ -28,7 +28,7 @@ impl Stream {
             return Err(Errno(libc::EAGAIN));
         }
         let index = *self
-            .free_peer_iomap_entries
+            .free_peer_iomap_indexes
             .front()
             .ok_or(Errno(libc::ENOMEM))?;
         let access = if writable {
@@ -48,31 +48,31 @@ impl Stream {
             rkey: unsafe { (*mr).rkey },
             len: len32,
         };
-        self.publish_mapping(index, name, target)?;
-        self.free_peer_iomap_entries.pop_front();
+        self.write_mapping_to_peer(index, name, target)?;
+        self.free_peer_iomap_indexes.pop_front();
         self.peer_writable_buffers.push(PeerWritableBuffer {
             mr,
             addr: addr.addr(),
-            index,
+            peer_iomap_index: index,
         });
         Ok(name)
     }
 
-    fn publish_mapping(&mut self, index: u16, name: u64, target: RemoteBuffer) -> Result {
+    fn write_mapping_to_peer(&mut self, index: u16, name: u64, target: RemoteBuffer) -> Result {
         let mut bytes = [0; IOMAP_ENTRY_SIZE];
         bytes[..8].copy_from_slice(&name.to_ne_bytes());
         bytes[8..].copy_from_slice(&target.to_memory());
-        let sgl_bytes = self.remote_target_sgl.len as usize * RemoteBuffer::SIZE;
+        let sgl_bytes = self.remote_target_sgl.len as usize * RemoteBuffer::ENCODED_BYTES;
         let entry = sgl_bytes + usize::from(index) * IOMAP_ENTRY_SIZE;
         let to = self.remote_target_sgl.addr + entry as u64;
         self.post_control(&mut bytes, to, Immediate::Iomap)
     }
 
-    /// Undoes [`Stream::map`].
+    /// Undoes [`Stream::iomap`].
     ///
     /// # Errors
     /// `EINVAL` if nothing is mapped at `addr`.
-    pub(crate) fn unmap(&mut self, addr: *mut u8) -> Result {
+    pub(crate) fn iounmap(&mut self, addr: *mut u8) -> Result {
         let at = self
             .peer_writable_buffers
             .iter()
@@ -80,7 +80,8 @@ impl Stream {
         let mapped = self.peer_writable_buffers.swap_remove(at.ok_or(INVALID)?);
         // SAFETY: registered by `map` and deregistered once. A later WRITE of the peer fails.
         unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
-        self.free_peer_iomap_entries.push_back(mapped.index);
+        self.free_peer_iomap_indexes
+            .push_back(mapped.peer_iomap_index);
         Ok(())
     }
 
@@ -89,14 +90,17 @@ impl Stream {
     ///
     /// # Errors
     /// `EINVAL` if the peer has not mapped the whole range.
-    pub(crate) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
+    pub(crate) fn write_to_peer_mapping(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
         let (addr, rkey) = self
             .peer_mapping_addr_and_rkey(offset, bytes.len())
             .ok_or(INVALID)?;
         let mut done = 0;
-        while done < bytes.len() && self.free_data_wrs > 0 && self.free_send_bytes > 0 {
+        while done < bytes.len() && self.free_data_wrs > 0 && self.free_send_buffer_bytes > 0 {
             let rest = bytes.get(done..).unwrap_or_default();
-            let len = rest.len().min(MAX_WRITE_BYTES).min(self.free_send_bytes);
+            let len = rest
+                .len()
+                .min(MAX_WRITE_BYTES)
+                .min(self.free_send_buffer_bytes);
             let chunk = rest.get(..len).unwrap_or_default();
             let addr = addr + done as u64;
             self.post_data(chunk, RemoteAddress { addr, rkey }, None)?;
@@ -107,12 +111,12 @@ impl Stream {
 
     /// Returns address and R_Key of the peer's buffer for a range of offsets.
     fn peer_mapping_addr_and_rkey(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
-        (0..self.sizes.iomap_entries).find_map(|index| {
+        (0..self.queue_and_buffer_sizes.iomap_entry_count).find_map(|index| {
             let at = Self::iomap_entry_offset(index);
-            let name = self.peer_written_memory.word(at);
+            let name = self.peer_written_memory.read_word(at);
             let target = RemoteBuffer::from_words(
-                self.peer_written_memory.word(at + 8),
-                self.peer_written_memory.word(at + 16),
+                self.peer_written_memory.read_word(at + 8),
+                self.peer_written_memory.read_word(at + 16),
             );
             let inside = offset.checked_sub(name)?;
             let room = u64::from(target.len).checked_sub(inside)?;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use link::{LocalAddress, PacketFlow};
-use roce::icrc::FrameAddresses;
+use roce::icrc::IpAddressPair;
 use verbs_abi::{ibv_ah_attr, ibv_global_route};
 
 use super::grh::{datagram_grh, gid_of_ip, mapped_ipv4};
@@ -19,7 +19,7 @@ fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
 }
 
 /// Returns the GIDs of the source and the destination of a packet.
-pub(crate) fn gids_of(addresses: &FrameAddresses) -> ([u8; 16], [u8; 16]) {
+pub(crate) fn gids_of(addresses: &IpAddressPair) -> ([u8; 16], [u8; 16]) {
     (gid_of_ip(addresses.src()), gid_of_ip(addresses.dst()))
 }
 
@@ -83,9 +83,9 @@ impl Port {
     }
 
     /// The addresses of a packet between two ports, the first of them of this process; `None` where no packet can go.
-    pub(crate) fn frame_addresses(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<FrameAddresses> {
+    pub(crate) fn frame_addresses(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<IpAddressPair> {
         self.is_gid_of_process(sgid).then_some(())?;
-        FrameAddresses::new(ip_of_gid(sgid), ip_of_gid(dgid))
+        IpAddressPair::new(ip_of_gid(sgid), ip_of_gid(dgid))
     }
 
     /// Returns the flow of packets by an address vector that passes [`check_ah`](Self::check_ah). `None` if no packet
@@ -101,7 +101,7 @@ impl Port {
         };
         let to_ip = |gid: [u8; 16]| ip_of_gid(address(gid).unwrap_or(gid));
         if ah.is_global == 0 {
-            let addresses = FrameAddresses::new(ip_of_gid(first), ip_of_gid(first))?;
+            let addresses = IpAddressPair::new(ip_of_gid(first), ip_of_gid(first))?;
             return self.reaches_local_port(ah).then_some(PacketFlow {
                 addresses,
                 traffic_class: 0,
@@ -111,7 +111,7 @@ impl Port {
         let source = to_ip(*self.gids.get(usize::from(ah.grh.sgid_index))?);
         let destination = to_ip(ah.grh.dgid.bytes());
         Some(PacketFlow {
-            addresses: FrameAddresses::new(source, destination)?,
+            addresses: IpAddressPair::new(source, destination)?,
             traffic_class: ah.grh.traffic_class,
             hop_limit: ah.grh.hop_limit,
         })

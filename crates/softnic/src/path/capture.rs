@@ -84,7 +84,7 @@ impl WireCapture {
             return;
         }
         // A receiver does not see the identification of the IP header, but the ICRC reveals it.
-        let identification = icrc::split(received.bytes)
+        let identification = icrc::split_off_icrc(received.bytes)
             .and_then(|(transport, icrc)| {
                 icrc::recover_identification_if_icrc_valid(&received.icrc_fields, transport, icrc)
             })

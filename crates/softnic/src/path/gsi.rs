@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use roce::cm::CmMessage;
-use roce::gsi::{
+use roce::mad::{GSI_QKEY, MAD_BYTES};
+use roce::mad_delivery::{
     DELIVERED_MAD_BYTES, DeliveredMad, MAD_SOCKET_NAME_PREFIX, MadRecipient, mad_socket_name,
 };
-use roce::mad::{GSI_QKEY, MAD_BYTES};
 use roce::packet::Packet;
 
 use shm::clock::now_ns;
@@ -97,8 +97,8 @@ impl Gsi {
             .map_err(|_| DropReason::Malformed)?;
         let (_, message) = CmMessage::parse(&mad).map_err(|_| DropReason::Malformed)?;
         let delivery = DeliveredMad {
-            source,
-            destination,
+            source_gid: source,
+            destination_gid: destination,
             mad,
         };
         let bytes = delivery.emit();
@@ -172,7 +172,7 @@ impl Gsi {
         };
         // A short path, however long the folder's name is.
         let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
-        if let MadRecipient::Slot(slot) = recipient {
+        if let MadRecipient::ProcessInSlot(slot) = recipient {
             let sent = socket.send_to(bytes, folder.join(mad_socket_name(slot)));
             match sent.map_err(|e| e.kind()) {
                 Ok(_) => return Ok(MadDelivery::Delivered),
@@ -186,8 +186,8 @@ impl Gsi {
         }
         // Any of the processes finds the listener, or answers for a process that has ended.
         let limit = match recipient {
-            MadRecipient::All => usize::MAX,
-            MadRecipient::Listener | MadRecipient::Slot(_) => 1,
+            MadRecipient::AllProcesses => usize::MAX,
+            MadRecipient::Listener | MadRecipient::ProcessInSlot(_) => 1,
         };
         let mut is_full = false;
         let sent = fs::read_dir(&folder).map_or(0, |names| {
@@ -247,7 +247,7 @@ mod tests {
     fn rtu(slot: u32) -> [u8; MAD_BYTES] {
         CmMessage::Rtu(RtuOrDrep {
             local_comm_id: 1,
-            remote_comm_id: slot << roce::gsi::SLOT_SHIFT_IN_COMM_ID | 5,
+            remote_comm_id: slot << roce::mad_delivery::SLOT_SHIFT_IN_COMM_ID | 5,
             private_data: BoundedData::default(),
         })
         .emit(7)
@@ -279,13 +279,13 @@ mod tests {
         let delivered = Ok(MadDelivery::Delivered);
         assert_eq!(deliver(&rtu(4), GSI_QKEY), delivered);
         let expected = DeliveredMad {
-            source: [1; 16],
-            destination: [2; 16],
+            source_gid: [1; 16],
+            destination_gid: [2; 16],
             mad: rtu(4),
         };
         assert_eq!((got(&three), got(&four)), (None, Some(expected)));
         let request = CmMessage::SidrReq(SidrReq {
-            request_id: 4 << roce::gsi::SLOT_SHIFT_IN_COMM_ID,
+            request_id: 4 << roce::mad_delivery::SLOT_SHIFT_IN_COMM_ID,
             pkey: DEFAULT_PKEY,
             service_id: 0x0111_0007,
             private_data: BoundedData::default(),
@@ -328,7 +328,7 @@ mod tests {
         let notice = |id: u32| {
             CmMessage::Rtu(RtuOrDrep {
                 local_comm_id: id,
-                remote_comm_id: 3 << roce::gsi::SLOT_SHIFT_IN_COMM_ID | 5,
+                remote_comm_id: 3 << roce::mad_delivery::SLOT_SHIFT_IN_COMM_ID | 5,
                 private_data: BoundedData::default(),
             })
             .emit(7)

@@ -76,7 +76,7 @@ impl PacketArrival {
 /// # Errors
 /// The reason why the packet is dropped.
 fn parse_checked<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
-    let (transport, icrc) = icrc::split(received.bytes).ok_or(DropReason::Malformed)?;
+    let (transport, icrc) = icrc::split_off_icrc(received.bytes).ok_or(DropReason::Malformed)?;
     icrc::recover_identification_if_icrc_valid(&received.icrc_fields, transport, icrc)
         .ok_or(DropReason::WrongIcrc)?;
     Packet::parse(transport).map_err(|_| DropReason::Malformed)

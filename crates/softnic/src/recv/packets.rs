@@ -5,7 +5,7 @@ use nic_core::rights::Access;
 use roce::opcode::{LastPacketField, PacketOperation};
 use roce::packet::Packet;
 use roce::rc::responder::Responder;
-use roce::target::{AtomicOperation, Refusal, ResponderTarget};
+use roce::responder_target::{AtomicOperation, Refusal, ResponderTarget};
 use roce::uc;
 
 use super::requested_memory::RequestedMemory;
@@ -111,12 +111,12 @@ pub(crate) fn process_request_or_datagram(
     match &mut responder.state_machine {
         ResponderMachine::Rc(machine) => {
             let had_failed = machine.has_failed();
-            machine.receive(now_ns, packet, arrival.is_ecn_marked, &mut target);
+            machine.process_received_packet(now_ns, packet, arrival.is_ecn_marked, &mut target);
             if machine.has_failed() && !had_failed {
                 let failure = target
                     .last_refusal_reason
                     .unwrap_or(RefusalReason::InvalidRequest);
-                if let Some(invalid) = machine.invalid_request() {
+                if let Some(invalid) = machine.refused_invalid_request() {
                     why::report_invalid_request(qp.qpn, &invalid);
                 }
                 drop(side);
@@ -125,7 +125,7 @@ pub(crate) fn process_request_or_datagram(
         }
         ResponderMachine::Uc(machine) => {
             let had_failed = machine.has_failed();
-            machine.receive(packet, &mut target);
+            machine.process_received_packet(packet, &mut target);
             if machine.has_failed() && !had_failed {
                 drop(side);
                 fail_after_refusal(qp, RefusalReason::ReceiveWrFailed);
@@ -155,7 +155,7 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     machine.queue_gap_nak_if_due(heard_ns);
     let had_failed = machine.has_failed();
     qp.nic.packet_path.enqueue_packets(qp.qpn, flow, |packet| {
-        machine.transmit(now_ns, &mut target, packet)
+        machine.append_next_packet(now_ns, &mut target, packet)
     });
     let counters = &qp.nic.packet_path.counters;
     counters.add_qp_counts(|| qp.host_wide_port_number(), &mut machine.counts);
@@ -175,7 +175,7 @@ pub(crate) fn make_responder_nak_after_host_drops(qp: &Qp) {
         ..
     }) = lock(&qp.packet_responder_state).responder.as_deref_mut()
     {
-        machine.nak_after_host_drops();
+        machine.queue_nak_after_host_drops();
     }
 }
 
@@ -214,7 +214,7 @@ pub(crate) fn enqueue_owed_acknowledgement(qp: &Qp) {
     {
         let network = &qp.nic.packet_path;
         network.enqueue_packets(qp.qpn, flow, |packet| {
-            machine.transmit_next_reply_if_ack(packet)
+            machine.append_next_reply_if_ack(packet)
         });
     }
 }
@@ -420,7 +420,7 @@ impl ResponderTarget for QpRequestExecutor<'_> {
         self.with_requested_memory((addr, rkey, len.into()), Access::RemoteWrite, |_| Ok(()))
     }
 
-    fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.with_requested_memory(
             (addr, rkey, bytes.len() as u64),
             Access::RemoteWrite,
@@ -432,7 +432,7 @@ impl ResponderTarget for QpRequestExecutor<'_> {
         self.with_requested_memory((addr, rkey, len.into()), Access::RemoteRead, |_| Ok(()))
     }
 
-    fn read(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read_memory(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
         self.with_requested_memory(
             (addr, rkey, into.len() as u64),
             Access::RemoteRead,
@@ -460,7 +460,7 @@ impl ResponderTarget for QpRequestExecutor<'_> {
         })
     }
 
-    fn flush(
+    fn execute_flush(
         &mut self,
         addr: u64,
         rkey: u32,

@@ -1,7 +1,7 @@
 //! The memory of this process that a peer's request names, with the rights of the queue pair that the request is for.
 
 use nic_core::rights::{Access, OwningPdOrQp, PermittedRange};
-use roce::target::AtomicOperation;
+use roce::responder_target::AtomicOperation;
 use shm::mem::{AtomicOp, MemoryFault};
 use verbs_abi::IBV_FLUSH_GLOBAL;
 

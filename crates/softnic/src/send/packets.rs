@@ -32,7 +32,7 @@ pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
 pub(crate) struct ConnectedRequester {
     state_machine: RequesterMachine,
     packet_flow: PacketFlow,
-    /// Memory of the work requests in flight; the first entry belongs to the request behind `done_requests`.
+    /// Memory of the work requests in flight; the first entry belongs to the request behind `done_request_count`.
     wr_memory: VecDeque<WrMemory>,
     removed_wr_memory_entry_count: u64,
 }
@@ -81,8 +81,8 @@ impl ConnectedRequester {
     /// Returns the number of requests that are done, from the first on.
     pub(super) fn done_request_count(&self) -> u64 {
         match &self.state_machine {
-            RequesterMachine::Rc(requester) => requester.done_requests(),
-            RequesterMachine::Uc(sender) => sender.done_requests(),
+            RequesterMachine::Rc(requester) => requester.done_request_count(),
+            RequesterMachine::Uc(sender) => sender.done_request_count(),
         }
     }
 
@@ -156,7 +156,12 @@ impl LocalMemory for QpWrMemory<'_> {
         }
     }
 
-    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_read_or_atomic_result(
+        &mut self,
+        position: u64,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalFault> {
         let Some(WrMemory::Sges(sges)) = self.memory_at(position) else {
             return Err(LocalFault);
         };
@@ -457,8 +462,10 @@ fn transmit_due_packets(qp: &Qp, sq: &mut SendQueue, now: u64) {
     qp.nic
         .packet_path
         .enqueue_packets(qp.qpn, &wire.packet_flow, |packet| match machine {
-            RequesterMachine::Rc(requester) => requester.transmit(now, &mut memory, packet),
-            RequesterMachine::Uc(sender) => sender.transmit(&mut memory, packet),
+            RequesterMachine::Rc(requester) => {
+                requester.append_next_packet(now, &mut memory, packet)
+            }
+            RequesterMachine::Uc(sender) => sender.append_next_packet(&mut memory, packet),
         });
     let counters = &qp.nic.packet_path.counters;
     counters.add_qp_counts(|| qp.host_wide_port_number(), wire.state_machine.counts());
@@ -492,7 +499,7 @@ pub(crate) fn process_answer_or_congestion_notice(
         removed_wr_memory_entry_count: wire.removed_wr_memory_entry_count,
     };
     if let RequesterMachine::Rc(requester) = &mut wire.state_machine {
-        requester.receive(now, packet, &mut memory);
+        requester.process_received_packet(now, packet, &mut memory);
     }
     Ok(())
 }
@@ -521,7 +528,7 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
     };
     let now = now_ns();
     if let RequesterMachine::Rc(requester) = &mut wire.state_machine
-        && requester.next_timer_ns().is_some_and(|at| at <= now)
+        && requester.next_timer_expiry_ns().is_some_and(|at| at <= now)
     {
         requester.apply_expired_timers(now, qp.nic.packet_path.delivered_until_ns());
         transmit_due_packets(qp, sq, now);

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor};
 use crate::meta::TensorMeta;
 use crate::queues::DisconnectReason;
-use crate::store::{Store, allocate};
+use crate::store::{Store, allocate_tensor};
 use crate::stripes;
 
 /// Metadata that are remembered of a peer's tensors.
@@ -22,7 +22,7 @@ impl ConnectionProtocolState {
         meta: TensorMeta,
     ) -> Result<(), DisconnectReason> {
         let Some(OutstandingRequest::Get(get)) = self.requests_to_peer.get(index) else {
-            return Err(unexpected_answer("metadata", index));
+            return Err(unexpected_answer_reason("metadata", index));
         };
         let name = get.name.clone();
         let given = get
@@ -36,10 +36,10 @@ impl ConnectionProtocolState {
                 remote: meta,
                 expected: given,
             })
-        } else if get.pending.is_none() {
+        } else if get.pending_operation.is_none() {
             Err(Error::Cancelled(name))
         } else {
-            allocate(store, &meta)
+            allocate_tensor(store, &meta)
         };
         match outcome {
             Ok(tensor) => {
@@ -52,7 +52,10 @@ impl ConnectionProtocolState {
             }
             Err(e) => {
                 let removed = self.requests_to_peer.remove(index);
-                self.defer_completion(removed.and_then(OutstandingRequest::into_pending), Err(e));
+                self.defer_completion(
+                    removed.and_then(OutstandingRequest::into_pending_operation),
+                    Err(e),
+                );
             }
         }
         Ok(())
@@ -85,7 +88,7 @@ impl ConnectionProtocolState {
             Some(OutstandingRequest::IncomingOffer(..) | OutstandingRequest::WithdrawnOffer) => {
                 return Ok(());
             }
-            None => return Err(unexpected_answer("a refusal", index)),
+            None => return Err(unexpected_answer_reason("a refusal", index)),
         };
         let error = match why {
             PeerRefusal::Missing => Error::NotFound(name),
@@ -95,7 +98,7 @@ impl ConnectionProtocolState {
             PeerRefusal::PublishedByPeer => Error::PublishedByPeer(name),
         };
         self.defer_completion(
-            removed.and_then(OutstandingRequest::into_pending),
+            removed.and_then(OutstandingRequest::into_pending_operation),
             Err(error),
         );
         Ok(())
@@ -108,7 +111,7 @@ impl ConnectionProtocolState {
         queue_pairs: u64,
         index: u32,
     ) -> Result<(), DisconnectReason> {
-        let none = || unexpected_answer("data", index);
+        let none = || unexpected_answer_reason("data", index);
         let (tensor, stripes) = match self.requests_to_peer.get(index).ok_or_else(none)? {
             OutstandingRequest::Get(get) => (get.destination.as_ref(), &mut get.received_stripes),
             OutstandingRequest::IncomingOffer(incoming) => {
@@ -128,7 +131,7 @@ impl ConnectionProtocolState {
                 if let Some(tensor) = &get.destination {
                     self.remember_metadata(get.name.key, tensor.meta());
                 }
-                self.defer_completion(get.pending, Ok(get.destination));
+                self.defer_completion(get.pending_operation, Ok(get.destination));
             }
             Some(OutstandingRequest::IncomingOffer(incoming)) => {
                 let IncomingOffer {
@@ -141,10 +144,10 @@ impl ConnectionProtocolState {
                 let stored = store.catalogue().store(name, tensor.clone(), bytes);
                 match stored {
                     Ok(waiting) => {
-                        let serve = |w| DeferredAction::Serve(w, tensor.clone());
+                        let serve = |w| DeferredAction::AnswerWaitingRequest(w, tensor.clone());
                         self.actions_after_unlock
                             .extend(waiting.into_iter().map(serve));
-                        self.unsent
+                        self.unsent_messages
                             .push_back(PeerMessage::StoredOrRemoved { index: offer });
                     }
                     // It was published after it was offered.
@@ -159,6 +162,6 @@ impl ConnectionProtocolState {
     }
 }
 
-pub(super) fn unexpected_answer(what: &str, index: u32) -> DisconnectReason {
+pub(super) fn unexpected_answer_reason(what: &str, index: u32) -> DisconnectReason {
     format!("the peer sent {what} for request {index}, which is not outstanding")
 }

@@ -7,7 +7,7 @@ use crate::memory::Tensor;
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor};
 use crate::operation::PendingOperation;
 use crate::requests::REQUESTS_MAX;
-use crate::store::{Store, allocate};
+use crate::store::{Store, allocate_tensor};
 
 impl ConnectionProtocolState {
     /// A request of the caller.
@@ -22,7 +22,7 @@ impl ConnectionProtocolState {
             CallerRequest::Get(name, wait, given) => {
                 let is_caller_memory = given.is_some();
                 let destination = match (given, self.peer_metadata_by_key.get(&name.key)) {
-                    (None, Some(meta)) => Some(allocate(store, meta)?),
+                    (None, Some(meta)) => Some(allocate_tensor(store, meta)?),
                     (given, _) => given,
                 };
                 let get = OutstandingGet {
@@ -31,7 +31,7 @@ impl ConnectionProtocolState {
                     destination: destination.clone(),
                     is_destination_caller_memory: is_caller_memory,
                     received_stripes: 0,
-                    pending: Some(pending),
+                    pending_operation: Some(pending),
                 };
                 let index = self
                     .requests_to_peer
@@ -48,26 +48,28 @@ impl ConnectionProtocolState {
                 let meta = tensor.meta().clone();
                 let offer = OutstandingRequest::Offer(name.clone(), tensor, pending);
                 let index = self.requests_to_peer.insert(offer).map_err(busy)?;
-                self.unsent
+                self.unsent_messages
                     .push_back(PeerMessage::Offer { index, name, meta });
                 Ok(index)
             }
             CallerRequest::Remove(name) => {
                 let remove = OutstandingRequest::Remove(name.clone(), pending);
                 let index = self.requests_to_peer.insert(remove).map_err(busy)?;
-                self.unsent.push_back(PeerMessage::Remove { index, name });
+                self.unsent_messages
+                    .push_back(PeerMessage::Remove { index, name });
                 Ok(index)
             }
         }
     }
 
     /// Records that the caller of a request has gone. Returns the caller's memory that a transfer may still use.
-    pub(crate) fn cancel(&mut self, index: u32) -> CallerMemoryInUse {
+    pub(crate) fn cancel_request(&mut self, index: u32) -> CallerMemoryInUse {
         match self.requests_to_peer.get(index) {
             Some(OutstandingRequest::Get(get)) => {
-                get.pending = None;
+                get.pending_operation = None;
                 let is_caller_memory = get.is_destination_caller_memory;
-                self.unsent.push_back(PeerMessage::Cancel { index });
+                self.unsent_messages
+                    .push_back(PeerMessage::Cancel { index });
                 match is_caller_memory {
                     true => CallerMemoryInUse::Destination,
                     false => CallerMemoryInUse::None,
@@ -89,7 +91,7 @@ impl ConnectionProtocolState {
     fn refuse_unsent_transfers_of_offer(&mut self, offer: u32) {
         let waiting = std::mem::take(&mut self.transfers_awaiting_send_queue_room);
         for (index, transfer, memory) in waiting {
-            if transfer.offer == Some(offer) {
+            if transfer.offer_index == Some(offer) {
                 self.requests_to_peer.remove(offer);
                 self.queue_refusal(index, PeerRefusal::Missing);
             } else {

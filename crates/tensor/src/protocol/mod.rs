@@ -21,7 +21,7 @@ use crate::catalogue::PublishedHereError;
 use crate::message::{PeerMessage, PeerRefusal};
 use crate::queues::{ConnectedQps, DisconnectReason, QueueEvent};
 use crate::store::Store;
-use answers::unexpected_answer;
+use answers::unexpected_answer_reason;
 use outstanding::OutstandingRequest;
 pub(crate) use outstanding::{CallerMemoryInUse, CallerRequest};
 pub(crate) use state::{ConnectionProtocolState, DeferredAction};
@@ -95,7 +95,7 @@ impl ConnectionProtocolState {
                 let removed = store.catalogue().remove_stored(&name);
                 match removed {
                     Ok(Some(_)) => self
-                        .unsent
+                        .unsent_messages
                         .push_back(PeerMessage::StoredOrRemoved { index }),
                     Ok(None) => self.queue_refusal(index, PeerRefusal::Missing),
                     Err(PublishedHereError) => {
@@ -114,7 +114,7 @@ impl ConnectionProtocolState {
                 }
                 // All stripes were sent before the caller had gone.
                 Some(OutstandingRequest::WithdrawnOffer) => Ok(()),
-                _ => Err(unexpected_answer("the end of an offer", index)),
+                _ => Err(unexpected_answer_reason("the end of an offer", index)),
             },
         }
     }

@@ -58,14 +58,14 @@ pub(super) struct OutstandingGet {
     pub(super) is_destination_caller_memory: bool,
     pub(super) received_stripes: u64,
     /// None once the caller has gone.
-    pub(super) pending: Option<PendingOperation>,
+    pub(super) pending_operation: Option<PendingOperation>,
 }
 
 impl OutstandingRequest {
     /// Returns the operation of the caller, if there still is one.
-    pub(super) fn into_pending(self) -> Option<PendingOperation> {
+    pub(super) fn into_pending_operation(self) -> Option<PendingOperation> {
         match self {
-            Self::Get(get) => get.pending,
+            Self::Get(get) => get.pending_operation,
             Self::Offer(_, _, pending) | Self::Remove(_, pending) => Some(pending),
             Self::IncomingOffer(..) | Self::WithdrawnOffer => None,
         }

@@ -9,7 +9,7 @@ use crate::memory::Tensor;
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor, TensorName};
 use crate::meta::TensorMeta;
 use crate::queues::{ConnectedQps, DisconnectReason};
-use crate::store::{OfferedTensor, Store, WaitingRequest, allocate};
+use crate::store::{OfferedTensor, Store, WaitingRequest, allocate_tensor};
 
 impl ConnectionProtocolState {
     pub(super) fn handle_request(
@@ -62,7 +62,7 @@ impl ConnectionProtocolState {
             Some(OutstandingRequest::Offer(_, tensor, _)) => {
                 let transfer = OutgoingTensor {
                     tensor: tensor.clone(),
-                    offer: Some(offer),
+                    offer_index: Some(offer),
                 };
                 self.transfer_or_send_metadata(queues, index, transfer, destination)
             }
@@ -88,7 +88,7 @@ impl ConnectionProtocolState {
     ) -> Result<(), DisconnectReason> {
         let transfer = OutgoingTensor {
             tensor,
-            offer: None,
+            offer_index: None,
         };
         self.transfer_or_send_metadata(queues, index, transfer, destination)
     }
@@ -108,11 +108,12 @@ impl ConnectionProtocolState {
                 }
                 self.transfers_awaiting_send_queue_room
                     .push_back((index, transfer, *memory));
-                self.flush(queues)
+                self.send_unsent(queues)
             }
             _ => {
                 let meta = transfer.tensor.meta().clone();
-                self.unsent.push_back(PeerMessage::Metadata { index, meta });
+                self.unsent_messages
+                    .push_back(PeerMessage::Metadata { index, meta });
                 Ok(())
             }
         }
@@ -141,7 +142,7 @@ impl ConnectionProtocolState {
         };
         let me = self.own_connection.clone();
         let admission = store
-            .incoming
+            .incoming_room
             .admit_or_queue(offer, meta.total_bytes(), |o| o.connection.ptr_eq(&me));
         match admission {
             Admission::Admitted(offer, room) => self.fetch_offered_tensor(store, offer, room),
@@ -159,7 +160,7 @@ impl ConnectionProtocolState {
         room: ReservedRoom<OfferedTensor>,
     ) {
         let index = offer.peer_offer_index;
-        let Ok(tensor) = allocate(store, &offer.meta) else {
+        let Ok(tensor) = allocate_tensor(store, &offer.meta) else {
             self.queue_refusal(index, PeerRefusal::MemoryUnsuitable);
             return;
         };

@@ -12,7 +12,7 @@ use crate::meta::TensorMeta;
 use crate::operation::{Outcome, PendingOperation};
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::OutstandingRequests;
-use crate::store::{AnsweringConnection, Store, WaitingRequest, remote_memory};
+use crate::store::{AnsweringConnection, Store, WaitingRequest, remote_memory_of_tensor};
 use crate::window::ConnectionWindows;
 
 /// The messages and requests of one connection that are not finished.
@@ -20,7 +20,7 @@ use crate::window::ConnectionWindows;
 pub(crate) struct ConnectionProtocolState {
     pub(super) own_connection: Weak<dyn AnsweringConnection>,
     pub(super) window: ConnectionWindows,
-    pub(super) unsent: VecDeque<PeerMessage>,
+    pub(super) unsent_messages: VecDeque<PeerMessage>,
     pub(super) requests_to_peer: OutstandingRequests<OutstandingRequest>,
     pub(super) peer_metadata_by_key: HashMap<String, TensorMeta>,
     /// Transfers of which stripes are being sent, by the peer's index.
@@ -44,14 +44,14 @@ pub(super) struct OutgoingTransfer {
 pub(super) struct OutgoingTensor {
     pub(super) tensor: Tensor,
     /// The index of the offer that the peer takes up.
-    pub(super) offer: Option<u32>,
+    pub(super) offer_index: Option<u32>,
 }
 
 /// An action to take without the lock.
 #[derive(Debug)]
 pub(crate) enum DeferredAction {
-    Complete(PendingOperation, Outcome),
-    Serve(WaitingRequest, Tensor),
+    CompleteOperation(PendingOperation, Outcome),
+    AnswerWaitingRequest(WaitingRequest, Tensor),
 }
 
 impl ConnectionProtocolState {
@@ -60,7 +60,7 @@ impl ConnectionProtocolState {
         Self {
             own_connection: responder,
             window: ConnectionWindows::default(),
-            unsent: VecDeque::new(),
+            unsent_messages: VecDeque::new(),
             requests_to_peer: OutstandingRequests::new(),
             peer_metadata_by_key: HashMap::new(),
             outgoing_transfers: HashMap::new(),
@@ -80,30 +80,36 @@ impl ConnectionProtocolState {
     }
 
     /// The connection has ended: who waits for an answer.
-    pub(crate) fn end_and_take_pending(&mut self, store: &Store) -> Vec<PendingOperation> {
+    pub(crate) fn end_and_take_pending_operations(
+        &mut self,
+        store: &Store,
+    ) -> Vec<PendingOperation> {
         let me = self.own_connection.clone();
         store
             .catalogue()
             .remove_waiters_if(|waiting| waiting.is_from(&me));
         store
-            .incoming
+            .incoming_room
             .remove_offers_if(|offer| offer.connection.ptr_eq(&me));
         self.outgoing_transfers.clear();
         self.transfers_awaiting_send_queue_room.clear();
         let outstanding = self.requests_to_peer.drain();
         outstanding
-            .filter_map(OutstandingRequest::into_pending)
+            .filter_map(OutstandingRequest::into_pending_operation)
             .collect()
     }
 
     /// Returns true if stripes of an offered tensor are being sent.
     pub(crate) fn is_sending_offer(&self, offer: u32) -> bool {
         let mut transfers = self.outgoing_transfers.values();
-        transfers.any(|transfer| transfer.tensor.offer == Some(offer))
+        transfers.any(|transfer| transfer.tensor.offer_index == Some(offer))
     }
 
     /// Sends what the window and the send queues have room for.
-    pub(crate) fn flush(&mut self, queues: &mut ConnectedQps) -> Result<(), DisconnectReason> {
+    pub(crate) fn send_unsent(
+        &mut self,
+        queues: &mut ConnectedQps,
+    ) -> Result<(), DisconnectReason> {
         while let Some((index, transfer, remote)) =
             self.transfers_awaiting_send_queue_room.pop_front()
         {
@@ -123,7 +129,7 @@ impl ConnectionProtocolState {
             }
         }
         while self.window.has_room() && queues.has_message_room() {
-            let Some(message) = self.unsent.pop_front() else {
+            let Some(message) = self.unsent_messages.pop_front() else {
                 break;
             };
             let (buffer, consumed) = self.window.take_send_buffer_and_received_count();
@@ -141,8 +147,8 @@ impl ConnectionProtocolState {
         wanted: RequestedTensor,
         destination: Option<&Tensor>,
     ) {
-        let destination = destination.map(|t| (t.meta().clone(), remote_memory(t)));
-        self.unsent.push_back(PeerMessage::Request {
+        let destination = destination.map(|t| (t.meta().clone(), remote_memory_of_tensor(t)));
+        self.unsent_messages.push_back(PeerMessage::Request {
             index,
             tensor: wanted,
             destination,
@@ -150,12 +156,12 @@ impl ConnectionProtocolState {
     }
 
     pub(super) fn queue_refusal(&mut self, index: u32, why: PeerRefusal) {
-        self.unsent
+        self.unsent_messages
             .push_back(PeerMessage::Refused { index, reason: why });
     }
 
     pub(super) fn defer_completion(&mut self, pending: Option<PendingOperation>, outcome: Outcome) {
         self.actions_after_unlock
-            .extend(pending.map(|pending| DeferredAction::Complete(pending, outcome)));
+            .extend(pending.map(|pending| DeferredAction::CompleteOperation(pending, outcome)));
     }
 }

@@ -11,7 +11,7 @@ use crate::message::{MESSAGE_BYTES, RequestedTensor, TensorName};
 use crate::meta::{DType, TensorMeta};
 use crate::operation::PendingOperation;
 use crate::queues::{NicResources, PreparedQueues};
-use crate::store::{allocate, remote_memory};
+use crate::store::{allocate_tensor, remote_memory_of_tensor};
 
 /// Two ends of a connection. Only the first has a protocol: the tests say what the other sends.
 struct Connection {
@@ -43,7 +43,7 @@ impl Connection {
             store: Store {
                 catalogue: Mutex::new(TensorCatalogue::new(150)),
                 pool: RegisteredPool::new(pd, 1 << 20),
-                incoming: IncomingRoom::new(150),
+                incoming_room: IncomingRoom::new(150),
             },
             queues: [(); 2].map(|()| connected.next().expect("two ends")),
             protocol: ConnectionProtocolState::new(Weak::<PeerLink>::new()),
@@ -52,7 +52,7 @@ impl Connection {
 
     fn tensor(&self) -> Tensor {
         let meta = TensorMeta::new(DType::U8, vec![100]).expect("small");
-        allocate(&self.store, &meta).expect("memory")
+        allocate_tensor(&self.store, &meta).expect("memory")
     }
 
     /// Begins to store a tensor at the peer and returns the index of the offer.
@@ -61,7 +61,9 @@ impl Connection {
         let ask = CallerRequest::Put(name, self.tensor());
         let pending = PendingOperation::default();
         let index = self.protocol.start_request(&self.store, ask, pending);
-        self.protocol.flush(&mut self.queues[0]).expect("sent");
+        self.protocol
+            .send_unsent(&mut self.queues[0])
+            .expect("sent");
         index.expect("few requests")
     }
 
@@ -71,7 +73,7 @@ impl Connection {
         let event = QueueEvent::Message(&bytes);
         self.protocol
             .handle_event(&self.store, &mut self.queues[0], event)?;
-        self.protocol.flush(&mut self.queues[0])
+        self.protocol.send_unsent(&mut self.queues[0])
     }
 
     /// The peer takes up an offer.
@@ -79,7 +81,10 @@ impl Connection {
         let message = PeerMessage::Request {
             index: 5,
             tensor: RequestedTensor::ByOffer(offer),
-            destination: Some((destination.meta().clone(), remote_memory(destination))),
+            destination: Some((
+                destination.meta().clone(),
+                remote_memory_of_tensor(destination),
+            )),
         };
         self.receive(&message).expect("a good request");
     }
@@ -115,7 +120,10 @@ fn a_withdrawn_offer_that_the_peer_takes_up_is_missing() {
     let mut connection = Connection::new();
     let destination = connection.tensor();
     let offer = connection.put();
-    assert_eq!(connection.protocol.cancel(offer), CallerMemoryInUse::None);
+    assert_eq!(
+        connection.protocol.cancel_request(offer),
+        CallerMemoryInUse::None
+    );
     assert!(connection.protocol.is_outstanding(offer));
     connection.receive_request(offer, &destination);
     assert!(connection.protocol.expects_nothing_of_peer());
@@ -151,18 +159,24 @@ fn offers_beyond_the_capacity_are_not_asked_for_before_others_have_come() {
     connection.receive(&refusal).expect("an answer");
     let (next, _room) = connection
         .store
-        .incoming
+        .incoming_room
         .take_next_admitted()
         .expect("room");
     assert_eq!(next.peer_offer_index, 2);
-    assert!(connection.store.incoming.take_next_admitted().is_none());
+    assert!(
+        connection
+            .store
+            .incoming_room
+            .take_next_admitted()
+            .is_none()
+    );
 }
 
 #[test]
 fn a_withdrawn_offer_that_the_peer_refuses_is_forgotten() {
     let mut connection = Connection::new();
     let offer = connection.put();
-    connection.protocol.cancel(offer);
+    connection.protocol.cancel_request(offer);
     let refusal = PeerMessage::Refused {
         index: offer,
         reason: PeerRefusal::TooLarge,
@@ -177,7 +191,10 @@ fn an_offer_whose_stripes_are_being_sent_uses_its_memory_until_they_are_sent() {
     let destination = connection.tensor();
     let offer = connection.put();
     connection.receive_request(offer, &destination);
-    assert_eq!(connection.protocol.cancel(offer), CallerMemoryInUse::Source);
+    assert_eq!(
+        connection.protocol.cancel_request(offer),
+        CallerMemoryInUse::Source
+    );
     assert!(connection.protocol.is_sending_offer(offer));
     connection.poll_until(|c| !c.protocol.is_sending_offer(offer));
     let stored = PeerMessage::StoredOrRemoved { index: offer };

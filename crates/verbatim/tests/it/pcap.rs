@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
-use roce::icrc::{self, FrameAddresses, IcrcFields};
+use roce::icrc::{self, IcrcFields, IpAddressPair};
 use roce::packet::Packet;
 
 use crate::common;
@@ -179,7 +179,7 @@ fn packet_of(frame: &[u8]) -> Captured {
         panic!("not UDP: {frame:?}");
     };
     let header = ip.header();
-    let addresses = FrameAddresses::V4 {
+    let addresses = IpAddressPair::V4 {
         src: header.source_addr(),
         dst: header.destination_addr(),
     };
@@ -189,7 +189,7 @@ fn packet_of(frame: &[u8]) -> Captured {
         dst_port: udp.destination_port(),
         identification: header.identification(),
     };
-    let (transport, field) = icrc::split(udp.payload()).expect("BTH and ICRC");
+    let (transport, field) = icrc::split_off_icrc(udp.payload()).expect("BTH and ICRC");
     let icrc_is_right = icrc::icrc(&frame, transport) == field;
     let bth = Packet::parse(transport).map(|packet| packet.bth);
     assert!(bth.is_ok() || !icrc_is_right, "{transport:?}");

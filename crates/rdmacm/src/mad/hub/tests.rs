@@ -75,8 +75,8 @@ fn req(id: u32) -> DeliveredMad {
         ..CommunicationIds::default()
     };
     DeliveredMad {
-        source: REQUESTER,
-        destination: [1; 16],
+        source_gid: REQUESTER,
+        destination_gid: [1; 16],
         mad: format::encode_request(&request, &ids).unwrap().emit(7),
     }
 }
@@ -137,8 +137,8 @@ fn a_requester_that_gives_up_is_found_by_its_guid_and_its_id() {
         let unspecified = ReferredMessage::LapOrUnspecified;
         let mad = format::encode_non_request(&give_up, &ids, unspecified).unwrap();
         DeliveredMad {
-            source,
-            destination: [1; 16],
+            source_gid: source,
+            destination_gid: [1; 16],
             mad: mad.emit(7),
         }
     };

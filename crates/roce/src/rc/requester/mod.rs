@@ -6,10 +6,10 @@
 //! is sent next. A retry sets `next` back to `acked` (go-back-N).
 
 mod config;
+mod packet_window;
+mod process_response;
 mod queue;
-mod results;
 mod retry;
-mod window;
 
 pub use crate::request::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
 pub use config::{
@@ -24,12 +24,12 @@ use crate::packet::{
     NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome,
     emit_with_payload_writer,
 };
-use crate::segment::{ConnectionParameters, Segment, segment};
+use crate::segment::{ConnectionParameters, Segment, make_segment};
 use crate::sequence::PsnNumbering;
+use packet_window::PacketWindow;
+use process_response::ResponseOutcome;
 use queue::{AckEffect, QueuedRequest, RequestQueue};
-use results::ResponseOutcome;
 use retry::{RetryState, RetryTimer};
-use window::PacketWindow;
 
 /// Largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
 const MAX_WINDOW_PACKETS: u32 = 1 << 22;
@@ -38,14 +38,14 @@ const MAX_WINDOW_PACKETS: u32 = 1 << 22;
 ///
 /// The responses to one request arrive in one burst, which the window cannot limit, and the queue pairs of a process
 /// share a socket buffer. So requests are short if many of them may be outstanding.
-fn max_reads_in_window(max_rd_atomic: u8) -> u32 {
+fn read_requests_per_window(max_rd_atomic: u8) -> u32 {
     u32::from(max_rd_atomic).clamp(2, 8)
 }
 
 /// The requester of a reliable connection.
 #[derive(Debug)]
 pub struct Requester {
-    connection: ConnectionParameters,
+    connection_parameters: ConnectionParameters,
     numbering: PsnNumbering,
     window: PacketWindow,
     max_rd_atomic: u32,
@@ -54,7 +54,7 @@ pub struct Requester {
     congestion: Option<ReactionPoint>,
     failure: Option<RequestFailure>,
     /// Position of a request whose payload cannot be read. Nothing is sent from this position on.
-    unreadable_position: Option<u64>,
+    unreadable_request_position: Option<u64>,
     /// Number of packets since the last one with an acknowledgement request.
     packets_since_ack_request: u32,
     /// Counters since the last [`StateMachineCounters::take_unless_all_zero`].
@@ -75,12 +75,12 @@ impl Requester {
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
             mtu_bytes: config.mtu_bytes,
-            max_read_packets: (window.max_full_packets()
-                / max_reads_in_window(config.max_rd_atomic))
+            max_responses_per_read_request: (window.largest_window_full_packets()
+                / read_requests_per_window(config.max_rd_atomic))
             .max(1),
         };
         Self {
-            connection,
+            connection_parameters: connection,
             numbering: PsnNumbering::new(config.first_psn),
             window,
             max_rd_atomic: u32::from(config.max_rd_atomic.max(1)),
@@ -88,7 +88,7 @@ impl Requester {
             retry: RetryState::new(&config),
             congestion: config.congestion.map(ReactionPoint::new),
             failure: None,
-            unreadable_position: None,
+            unreadable_request_position: None,
             packets_since_ack_request: 0,
             counts: StateMachineCounters::default(),
         }
@@ -96,12 +96,19 @@ impl Requester {
 
     /// Queues a request and returns its position: 1 for the first.
     pub fn post(&mut self, request: Request) -> u64 {
-        let psns = self.connection.psns_of(&request.operation);
+        let psns = self
+            .connection_parameters
+            .request_psn_count(&request.operation);
         self.queue.push(request, psns)
     }
 
     /// Processes a received response or congestion notification. Other packets are ignored.
-    pub fn receive(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
+    pub fn process_received_packet(
+        &mut self,
+        now_ns: u64,
+        packet: &Packet<'_>,
+        memory: &mut impl LocalMemory,
+    ) {
         let is_connected = matches!(packet.bth.transport, Transport::Rc | Transport::Cnp);
         if self.failure.is_some() || !is_connected {
             return;
@@ -114,7 +121,7 @@ impl Requester {
             PacketOperation::Cnp => {
                 if let Some(congestion) = &mut self.congestion {
                     self.counts.rp_cnp_handled += 1;
-                    congestion.on_cnp(now_ns);
+                    congestion.on_cnp_received(now_ns);
                 }
             }
             _ => {}
@@ -123,8 +130,8 @@ impl Requester {
 
     /// Returns the number of requests that are done, in posting order.
     #[must_use]
-    pub fn done_requests(&self) -> u64 {
-        self.queue.done_requests()
+    pub fn done_request_count(&self) -> u64 {
+        self.queue.done_request_count()
     }
 
     /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent or received.
@@ -135,7 +142,7 @@ impl Requester {
 
     /// Returns the number of requests that are posted and not done.
     #[must_use]
-    pub fn posted_not_done(&self) -> usize {
+    pub fn unfinished_request_count(&self) -> usize {
         self.queue.len()
     }
 
@@ -160,7 +167,7 @@ impl Requester {
     }
 
     /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent now.
-    pub fn transmit(
+    pub fn append_next_packet(
         &mut self,
         now_ns: u64,
         memory: &mut impl LocalMemory,
@@ -175,10 +182,10 @@ impl Requester {
         if self.rate_limited_until(now_ns).is_some() {
             return false;
         }
-        let next = self.queue.next_sequence();
+        let next = self.queue.next_send_sequence();
         let psn = self.numbering.psn(next);
-        let mut segment = segment(
-            &self.connection,
+        let mut segment = make_segment(
+            &self.connection_parameters,
             &slot.request,
             slot.packet_index_of(next),
             psn,
@@ -197,10 +204,10 @@ impl Requester {
         let is_first_time = next >= self.queue.sent_end_sequence();
         let measurable = (asks && is_first_time).then_some(next);
         self.retry
-            .on_sent(now_ns, self.queue.has_outstanding(), measurable);
+            .on_packet_sent(now_ns, self.queue.has_outstanding_packets(), measurable);
         self.queue.advance_after_send(&slot);
         if let Some(congestion) = &mut self.congestion {
-            congestion.on_sent(out.len() - start, now_ns);
+            congestion.on_packet_sent(out.len() - start, now_ns);
         }
         true
     }
@@ -209,13 +216,13 @@ impl Requester {
     /// not checked.
     fn next_sendable_request(&self) -> Option<(u64, QueuedRequest)> {
         let (position, slot) = self.queue.next_request_to_send()?;
-        let out = self.queue.next_sequence() - self.queue.acked_until_sequence();
+        let out = self.queue.next_send_sequence() - self.queue.acked_until_sequence();
         let is_in_window = out < self.window_packets_for(&slot);
-        let begins = self.queue.next_sequence() == slot.first_sequence;
+        let begins = self.queue.next_send_sequence() == slot.first_sequence;
         let awaited = self.queue.requests_awaiting_response();
         let waits_for_responses = (begins && slot.request.fence && awaited > 0)
             || (slot.completes_by_own_response() && awaited >= self.max_rd_atomic);
-        let is_held = waits_for_responses || self.unreadable_position == Some(position);
+        let is_held = waits_for_responses || self.unreadable_request_position == Some(position);
         (is_in_window && !is_held).then_some((position, slot))
     }
 
@@ -224,7 +231,7 @@ impl Requester {
         if self.retry.is_probing() {
             return 1;
         }
-        let mtu_bytes = self.connection.mtu_bytes;
+        let mtu_bytes = self.connection_parameters.mtu_bytes;
         self.window
             .max_outstanding_packets(match slot.request.operation {
                 RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => {
@@ -245,7 +252,7 @@ impl Requester {
     /// packets in each window, and the packet that fills the window. While the rate is limited, every packet asks for
     /// one.
     fn asks_for_acknowledgement(&self, slot: &QueuedRequest) -> bool {
-        let next = self.queue.next_sequence();
+        let next = self.queue.next_send_sequence();
         slot.completes_by_own_response()
             || next + 1 == slot.end_sequence
             || u64::from(self.packets_since_ack_request) + 1 >= self.window.ack_request_interval()
@@ -267,7 +274,7 @@ impl Requester {
             memory.read_payload(position, segment.payload_offset, payload)
         });
         if emitted.is_err() {
-            self.unreadable_position = Some(position);
+            self.unreadable_request_position = Some(position);
             self.fail_if_oldest_is_unreadable();
         }
         emitted.is_ok()
@@ -287,7 +294,7 @@ impl Requester {
         let reach = self
             .queue
             .acknowledge_before(sequence + u64::from(is_positive));
-        self.on_ack_progress(now_ns, before);
+        self.on_new_acknowledgements(now_ns, before);
         match aeth.syndrome {
             _ if reach == AckEffect::BlockedByMissingResponse => {
                 self.rerequest_missing_responses(now_ns)
@@ -310,9 +317,14 @@ impl Requester {
             return;
         };
         let before = self.queue.acked_until_sequence();
-        let outcome =
-            results::process_response(&mut self.queue, &self.connection, sequence, packet, memory);
-        self.on_ack_progress(now_ns, before);
+        let outcome = process_response::process_response(
+            &mut self.queue,
+            &self.connection_parameters,
+            sequence,
+            packet,
+            memory,
+        );
+        self.on_new_acknowledgements(now_ns, before);
         match outcome {
             ResponseOutcome::Accepted => {}
             ResponseOutcome::EarlierResponseMissing => self.rerequest_missing_responses(now_ns),
@@ -332,10 +344,10 @@ impl Requester {
             .then_some(sequence)
     }
 
-    fn on_ack_progress(&mut self, now_ns: u64, before: u64) {
+    fn on_new_acknowledgements(&mut self, now_ns: u64, before: u64) {
         let acked = self.queue.acked_until_sequence();
         if acked > before {
-            self.retry.on_progress(now_ns, acked);
+            self.retry.on_new_acknowledgements(now_ns, acked);
             self.window.on_acknowledged(acked - before);
             self.counts.rdma_sends += self.queue.take_done_send_count();
             self.fail_if_oldest_is_unreadable();
@@ -344,7 +356,7 @@ impl Requester {
 
     /// Fails the oldest request if its payload cannot be read.
     fn fail_if_oldest_is_unreadable(&mut self) {
-        if self.unreadable_position == Some(self.queue.done_requests() + 1) {
+        if self.unreadable_request_position == Some(self.queue.done_request_count() + 1) {
             self.fail(RequestFailure::LocalProtection);
         }
     }
@@ -398,7 +410,7 @@ impl Requester {
     /// Processes an RNR NAK for the packet `sequence`.
     fn process_rnr_nak(&mut self, now_ns: u64, sequence: u64, code: u8) {
         // If the packet already waits for retransmission, the NAK is a duplicate.
-        if sequence >= self.queue.next_sequence() {
+        if sequence >= self.queue.next_send_sequence() {
             return;
         }
         self.counts.rcvd_rnr_err += 1;
@@ -413,7 +425,7 @@ impl Requester {
     /// Returns the time at which to call [`apply_expired_timers`](Self::apply_expired_timers) and
     /// [`transmit`](Self::transmit). `None` if only a packet or a new request can cause progress.
     #[must_use]
-    pub fn next_timer_ns(&self) -> Option<u64> {
+    pub fn next_timer_expiry_ns(&self) -> Option<u64> {
         if self.failure.is_some() {
             return None;
         }
@@ -422,7 +434,7 @@ impl Requester {
         }
         let timer = self
             .queue
-            .has_outstanding()
+            .has_outstanding_packets()
             .then(|| self.retry.next_timer());
         let timer = timer.flatten().map(|(at, _)| at);
         let paced = self
@@ -436,7 +448,7 @@ impl Requester {
     /// All packets that arrived before `heard_ns` must have been given to [`receive`](Self::receive). A timer that
     /// expires after `heard_ns` is not applied, because the response may still be in a socket buffer.
     pub fn apply_expired_timers(&mut self, now_ns: u64, heard_ns: u64) {
-        if self.failure.is_some() || !self.queue.has_outstanding() {
+        if self.failure.is_some() || !self.queue.has_outstanding_packets() {
             return;
         }
         match self.retry.next_timer() {

@@ -30,7 +30,7 @@ impl QueuedRequest {
     ) -> u64 {
         let packets = self.packet_index_of(self.end_sequence);
         self.first_sequence
-            + u64::from(connection.read_request_end(self.packet_index_of(sequence), packets))
+            + u64::from(connection.read_request_end_index(self.packet_index_of(sequence), packets))
     }
 
     /// Returns the index of packet `sequence` within the request.
@@ -53,20 +53,20 @@ pub(super) enum AckEffect {
 /// The queue of requests, oldest first.
 #[derive(Debug)]
 pub(super) struct RequestQueue {
-    connection: ConnectionParameters,
-    slots: VecDeque<QueuedRequest>,
-    done_requests: u64,
+    connection_parameters: ConnectionParameters,
+    requests: VecDeque<QueuedRequest>,
+    done_request_count: u64,
     /// Sequence number of 64 bits (not the PSN) of the first packet of the request that is posted next.
     posted_end_sequence: u64,
     /// All packets in front of this sequence number are acknowledged.
     acked_until_sequence: u64,
     /// Sequence number of the next packet to send.
-    next_sequence: u64,
-    /// Position of the request that contains packet `next_sequence`.
-    next_position: u64,
+    next_send_sequence: u64,
+    /// Position of the request that contains packet `next_send_sequence`.
+    position_of_next_send: u64,
     /// Sequence number after the last packet that was ever sent.
     sent_end_sequence: u64,
-    /// Number of sent requests in front of `next_sequence` that wait for their responses.
+    /// Number of sent requests in front of `next_send_sequence` that wait for their responses.
     requests_awaiting_response: u32,
     /// Number of SENDs that are done and not yet counted.
     uncounted_done_sends: u64,
@@ -75,13 +75,13 @@ pub(super) struct RequestQueue {
 impl RequestQueue {
     pub(super) fn new(connection: ConnectionParameters) -> Self {
         Self {
-            connection,
-            slots: VecDeque::new(),
-            done_requests: 0,
+            connection_parameters: connection,
+            requests: VecDeque::new(),
+            done_request_count: 0,
             posted_end_sequence: FIRST_SEQUENCE,
             acked_until_sequence: FIRST_SEQUENCE,
-            next_sequence: FIRST_SEQUENCE,
-            next_position: 1,
+            next_send_sequence: FIRST_SEQUENCE,
+            position_of_next_send: 1,
             sent_end_sequence: FIRST_SEQUENCE,
             requests_awaiting_response: 0,
             uncounted_done_sends: 0,
@@ -91,16 +91,16 @@ impl RequestQueue {
     pub(super) fn push(&mut self, request: Request, psns: u32) -> u64 {
         let first = self.posted_end_sequence;
         self.posted_end_sequence += u64::from(psns);
-        self.slots.push_back(QueuedRequest {
+        self.requests.push_back(QueuedRequest {
             request,
             first_sequence: first,
             end_sequence: self.posted_end_sequence,
         });
-        self.done_requests + self.slots.len() as u64
+        self.done_request_count + self.requests.len() as u64
     }
 
-    pub(super) fn done_requests(&self) -> u64 {
-        self.done_requests
+    pub(super) fn done_request_count(&self) -> u64 {
+        self.done_request_count
     }
 
     /// Returns the number of SENDs that completed since the last call.
@@ -109,15 +109,15 @@ impl RequestQueue {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.slots.len()
+        self.requests.len()
     }
 
     pub(super) fn acked_until_sequence(&self) -> u64 {
         self.acked_until_sequence
     }
 
-    pub(super) fn next_sequence(&self) -> u64 {
-        self.next_sequence
+    pub(super) fn next_send_sequence(&self) -> u64 {
+        self.next_send_sequence
     }
 
     pub(super) fn sent_end_sequence(&self) -> u64 {
@@ -129,45 +129,45 @@ impl RequestQueue {
     }
 
     /// Returns true if packets are outstanding that no retry will send again.
-    pub(super) fn has_outstanding(&self) -> bool {
-        self.next_sequence > self.acked_until_sequence
+    pub(super) fn has_outstanding_packets(&self) -> bool {
+        self.next_send_sequence > self.acked_until_sequence
     }
 
     /// Returns the request that contains the next packet, with its position.
     pub(super) fn next_request_to_send(&self) -> Option<(u64, QueuedRequest)> {
         #[allow(clippy::cast_possible_truncation)] // less than the queue's length
-        let index = (self.next_position - self.done_requests - 1) as usize;
-        self.slots
+        let index = (self.position_of_next_send - self.done_request_count - 1) as usize;
+        self.requests
             .get(index)
-            .map(|slot| (self.next_position, *slot))
+            .map(|slot| (self.position_of_next_send, *slot))
     }
 
     /// Returns the oldest request, with its position.
     pub(super) fn front(&self) -> Option<(u64, QueuedRequest)> {
-        self.slots
+        self.requests
             .front()
-            .map(|slot| (self.done_requests + 1, *slot))
+            .map(|slot| (self.done_request_count + 1, *slot))
     }
 
-    /// Advances `next_sequence` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
+    /// Advances `next_send_sequence` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
     /// that it asks for.
     pub(super) fn advance_after_send(&mut self, slot: &QueuedRequest) {
-        self.next_sequence = if slot.completes_by_own_response() {
+        self.next_send_sequence = if slot.completes_by_own_response() {
             self.requests_awaiting_response += 1;
-            slot.read_request_end_sequence(&self.connection, self.next_sequence)
+            slot.read_request_end_sequence(&self.connection_parameters, self.next_send_sequence)
         } else {
-            self.next_sequence + 1
+            self.next_send_sequence + 1
         };
-        if self.next_sequence == slot.end_sequence {
-            self.next_position += 1;
+        if self.next_send_sequence == slot.end_sequence {
+            self.position_of_next_send += 1;
         }
-        self.sent_end_sequence = self.sent_end_sequence.max(self.next_sequence);
+        self.sent_end_sequence = self.sent_end_sequence.max(self.next_send_sequence);
     }
 
     /// Acknowledges everything in front of `limit`.
     pub(super) fn acknowledge_before(&mut self, limit: u64) -> AckEffect {
         while self.acked_until_sequence < limit {
-            let Some(front) = self.slots.front() else {
+            let Some(front) = self.requests.front() else {
                 return AckEffect::AllAcknowledged;
             };
             if front.completes_by_own_response() {
@@ -183,37 +183,39 @@ impl RequestQueue {
     pub(super) fn record_response_to_oldest(&mut self) {
         let taken = self.acked_until_sequence;
         self.acked_until_sequence += 1;
-        // A packet at or after `next_sequence` was taken back by a retry, so `requests_awaiting_response` no longer
+        // A packet at or after `next_send_sequence` was taken back by a retry, so `requests_awaiting_response` no longer
         // counts its request.
-        if let Some(front) = self.slots.front()
-            && self.acked_until_sequence == front.read_request_end_sequence(&self.connection, taken)
-            && self.next_sequence > taken
+        if let Some(front) = self.requests.front()
+            && self.acked_until_sequence
+                == front.read_request_end_sequence(&self.connection_parameters, taken)
+            && self.next_send_sequence > taken
         {
             self.requests_awaiting_response -= 1;
         }
         self.retire_front_if_done();
     }
 
-    /// Removes the oldest request if it is done, and advances `next_sequence` to `acked_until` at least.
+    /// Removes the oldest request if it is done, and advances `next_send_sequence` to `acked_until` at least.
     fn retire_front_if_done(&mut self) {
-        if let Some(front) = self.slots.front()
+        if let Some(front) = self.requests.front()
             && front.end_sequence <= self.acked_until_sequence
         {
             self.uncounted_done_sends += u64::from(matches!(
                 front.request.operation,
                 RequestOperation::Send { .. }
             ));
-            self.slots.pop_front();
-            self.done_requests += 1;
-            self.next_position = self.next_position.max(self.done_requests + 1);
+            self.requests.pop_front();
+            self.done_request_count += 1;
+            self.position_of_next_send =
+                self.position_of_next_send.max(self.done_request_count + 1);
         }
-        self.next_sequence = self.next_sequence.max(self.acked_until_sequence);
+        self.next_send_sequence = self.next_send_sequence.max(self.acked_until_sequence);
     }
 
-    /// Sets `next_sequence` back, so that everything that is not acknowledged is sent again.
+    /// Sets `next_send_sequence` back, so that everything that is not acknowledged is sent again.
     pub(super) fn rewind_to_acked(&mut self) {
-        self.next_sequence = self.acked_until_sequence;
-        self.next_position = self.done_requests + 1;
+        self.next_send_sequence = self.acked_until_sequence;
+        self.position_of_next_send = self.done_request_count + 1;
         self.requests_awaiting_response = 0;
     }
 }

@@ -1,7 +1,7 @@
 //! Timers and counters of retransmission.
 
 use super::config::RequesterConfig;
-use crate::rc::rnr::rnr_wait_ns;
+use crate::rc::rnr_timer::rnr_wait_ns;
 
 /// `rnr_retry` value for unlimited retries (IBTA vol. 1, 9.7.5.2.8).
 const RNR_RETRY_UNLIMITED: u8 = 7;
@@ -40,7 +40,7 @@ pub(super) struct RetryState {
     rnr_wait_end_ns: Option<u64>,
     min_probe_wait_ns: Option<u64>,
     /// Number of probes since a round trip was measured; each doubles the wait for the next.
-    probes_since_rtt: u32,
+    probes_since_rtt_measurement: u32,
     /// Mean round trip from a packet to its acknowledgement, and its mean deviation; 0 if not measured.
     mean_rtt_ns: u64,
     rtt_deviation_ns: u64,
@@ -63,7 +63,7 @@ impl RetryState {
             is_probing: false,
             rnr_wait_end_ns: None,
             min_probe_wait_ns: config.min_probe_wait_ns,
-            probes_since_rtt: 0,
+            probes_since_rtt_measurement: 0,
             mean_rtt_ns: 0,
             rtt_deviation_ns: 0,
             rtt_packet_sequence_and_send_ns: None,
@@ -82,7 +82,7 @@ impl RetryState {
 
     /// Records a sent packet, and starts the timers if none was outstanding. `asks` is the packet if it asks for an
     /// acknowledgement for the first time.
-    pub(super) fn on_sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
+    pub(super) fn on_packet_sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
         if !was_outstanding {
             self.probe_wait_start_ns = now_ns;
             if !std::mem::take(&mut self.is_last_retry_uncounted) {
@@ -99,7 +99,7 @@ impl RetryState {
     }
 
     /// Records that everything up to `acked` is acknowledged: resets timers and counters.
-    pub(super) fn on_progress(&mut self, now_ns: u64, acked: u64) {
+    pub(super) fn on_new_acknowledgements(&mut self, now_ns: u64, acked: u64) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
         self.recovery_start_ns = None;
@@ -115,7 +115,7 @@ impl RetryState {
             self.rtt_packet_sequence_and_send_ns = None;
             // Until then the wait stays long: an acknowledgement of a retransmitted packet measures no round trip
             // (Karn).
-            self.probes_since_rtt = 0;
+            self.probes_since_rtt_measurement = 0;
         }
     }
 
@@ -157,7 +157,9 @@ impl RetryState {
 
     /// Returns the factor by which the wait for a probe has grown.
     fn probe_wait_factor(&self) -> u64 {
-        1_u64.checked_shl(self.probes_since_rtt).unwrap_or(u64::MAX)
+        1_u64
+            .checked_shl(self.probes_since_rtt_measurement)
+            .unwrap_or(u64::MAX)
     }
 
     /// Begins a retry that counts; returns false if none is left.
@@ -172,7 +174,7 @@ impl RetryState {
 
     /// Begins a retry that does not count.
     pub(super) fn begin_uncounted_retry(&mut self, now_ns: u64) {
-        self.probes_since_rtt += 1;
+        self.probes_since_rtt_measurement += 1;
         self.begin_recovery(now_ns);
         self.is_last_retry_uncounted = true;
     }

@@ -1,16 +1,16 @@
 //! The responder of a reliable connection: executes requests in order, each once, and replies to them (IBTA vol. 1,
 //! 9.7.4).
 //!
-//! [`Responder::receive`] checks a request in the order of the specification. Replies are queued in the order of their
-//! requests until [`Responder::transmit`] sends them. READ data is read from memory when the responses are sent.
+//! [`Responder::process_received_packet`] checks a request in the order of the specification. Replies are queued in the order of their
+//! requests until [`Responder::append_next_packet`] sends them. READ data is read from memory when the responses are sent.
 
 mod config;
-mod invalid;
+mod invalid_request;
 mod replies;
 
-pub use crate::target::{AtomicOperation, Refusal, ResponderTarget};
+pub use crate::responder_target::{AtomicOperation, Refusal, ResponderTarget};
 pub use config::{AllowedOperations, ResponderConfig};
-pub use invalid::{FailedCheck, InvalidRequest};
+pub use invalid_request::{FailedCheck, InvalidRequest};
 
 use crate::assembly::{self, PartialMessage};
 use crate::counts::StateMachineCounters;
@@ -36,7 +36,7 @@ const CREDITS_UNUSED: u8 = 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rejection {
     /// The request is dropped without a reply.
-    Dropped,
+    DropSilently,
     /// The request was already executed.
     Duplicate,
     /// An earlier request is missing.
@@ -59,14 +59,14 @@ impl From<Refusal> for Rejection {
 /// The responder of a reliable connection.
 #[derive(Debug)]
 pub struct Responder {
-    connection: ConnectionParameters,
+    connection_parameters: ConnectionParameters,
     numbering: PsnNumbering,
     allowed_operations: AllowedOperations,
     min_rnr_timer: u8,
     /// Sequence number of the next packet to execute.
     expected_sequence: u64,
     /// All packets in front of this sequence number have a reply.
-    replied_up_to: u64,
+    replied_until_sequence: u64,
     /// The latest packet that arrived ahead of `expected_sequence`, if a NAK was due for the gap.
     last_ahead_sequence: Option<u64>,
     /// Arrival time of a packet ahead of `expected_sequence` whose NAK is not yet sent.
@@ -78,8 +78,8 @@ pub struct Responder {
     msn: u32,
     partial_message: Option<PartialMessage>,
     queued_replies: ReplyQueue,
-    resources: RepliesForDuplicates,
-    notification: NotificationPoint,
+    replies_for_duplicates: RepliesForDuplicates,
+    notification_point: NotificationPoint,
     congestion: Option<ReactionPoint>,
     /// Counters since the last [`StateMachineCounters::take_unless_all_zero`].
     pub counts: StateMachineCounters,
@@ -90,18 +90,18 @@ impl Responder {
     #[must_use]
     pub fn new(config: ResponderConfig) -> Self {
         Self {
-            connection: ConnectionParameters {
+            connection_parameters: ConnectionParameters {
                 transport: Transport::Rc,
                 dest_qpn: config.dest_qpn,
                 pkey: config.pkey,
                 mtu_bytes: config.mtu_bytes,
-                max_read_packets: 1,
+                max_responses_per_read_request: 1,
             },
             numbering: PsnNumbering::new(config.first_psn),
             allowed_operations: config.allowed_operations,
             min_rnr_timer: config.min_rnr_timer,
             expected_sequence: FIRST_SEQUENCE,
-            replied_up_to: FIRST_SEQUENCE,
+            replied_until_sequence: FIRST_SEQUENCE,
             last_ahead_sequence: None,
             pending_nak_since_ns: None,
             failure: None,
@@ -109,8 +109,8 @@ impl Responder {
             msn: 0,
             partial_message: None,
             queued_replies: ReplyQueue::default(),
-            resources: RepliesForDuplicates::new(config.max_dest_rd_atomic),
-            notification: NotificationPoint::default(),
+            replies_for_duplicates: RepliesForDuplicates::new(config.max_dest_rd_atomic),
+            notification_point: NotificationPoint::default(),
             congestion: config.congestion.map(ReactionPoint::new),
             counts: StateMachineCounters::default(),
         }
@@ -140,20 +140,20 @@ impl Responder {
 
     /// Returns the request that was refused as invalid, if that is why the queue pair has failed.
     #[must_use]
-    pub fn invalid_request(&self) -> Option<InvalidRequest> {
+    pub fn refused_invalid_request(&self) -> Option<InvalidRequest> {
         self.refused_invalid_request
     }
 
     /// Records an ECN mark on a packet for the requester of this queue pair, e.g. a READ response. Marked CNPs are not
     /// recorded.
-    pub fn on_response_ecn(&mut self, now_ns: u64) {
-        self.on_ecn(now_ns);
+    pub fn on_response_ecn_mark(&mut self, now_ns: u64) {
+        self.on_request_ecn_mark(now_ns);
     }
 
     /// Processes a received request or congestion notification. Other packets are ignored.
     ///
     /// `is_ecn_marked` is true if a switch has marked the packet (IP ECN field 3).
-    pub fn receive(
+    pub fn process_received_packet(
         &mut self,
         now_ns: u64,
         packet: &Packet<'_>,
@@ -163,21 +163,21 @@ impl Responder {
         // A congestion notification never causes another one.
         if packet.bth.operation == PacketOperation::Cnp {
             if let Some(congestion) = &mut self.congestion {
-                congestion.on_cnp(now_ns);
+                congestion.on_cnp_received(now_ns);
             }
             return;
         }
         if is_ecn_marked {
-            self.on_ecn(now_ns);
+            self.on_request_ecn_mark(now_ns);
         }
         let is_request =
-            packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();
-        let is_full =
-            self.queued_replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.max_kept_replies();
+            packet.bth.transport == Transport::Rc && !packet.bth.operation.goes_to_requester();
+        let is_full = self.queued_replies.len()
+            >= MAX_QUEUED_REPLIES + 2 * self.replies_for_duplicates.max_kept_replies();
         if self.failure.is_some() || is_full || !is_request {
             return;
         }
-        if let Err(rejection) = self.process(packet, target) {
+        if let Err(rejection) = self.execute_and_queue_reply(packet, target) {
             self.reply_to_rejected(rejection, now_ns, packet, target);
         }
     }
@@ -202,20 +202,20 @@ impl Responder {
     ///
     /// If the end of a burst was dropped, no later packet shows the gap. A requester ignores a NAK for a packet that it
     /// has not sent.
-    pub fn nak_after_host_drops(&mut self) {
+    pub fn queue_nak_after_host_drops(&mut self) {
         if self.failure.is_none() {
             self.queue_sequence_nak();
         }
     }
 
     /// Records a received packet that a switch marked with ECN.
-    fn on_ecn(&mut self, now_ns: u64) {
+    fn on_request_ecn_mark(&mut self, now_ns: u64) {
         self.counts.np_ecn_marked_roce_packets += 1;
-        self.notification.on_ecn(now_ns);
+        self.notification_point.on_ecn_mark_received(now_ns);
     }
 
     /// Checks and executes a request, and queues its reply.
-    fn process(
+    fn execute_and_queue_reply(
         &mut self,
         packet: &Packet<'_>,
         target: &mut impl ResponderTarget,
@@ -224,7 +224,7 @@ impl Responder {
         let message = assembly::check_opcode_sequence(self.partial_message, packet)?;
         self.check_operation_allowed(packet)?;
         self.check_resources_and_reserve_receive(packet, target)?;
-        assembly::check_length(message, packet, self.connection.mtu_bytes)?;
+        assembly::check_length(message, packet, self.connection_parameters.mtu_bytes)?;
         assembly::check_rkey_and_range(packet, target)?;
         let kind = match message {
             Some(message) => {
@@ -245,7 +245,7 @@ impl Responder {
             return Err(Rejection::PsnGap);
         }
         if sequence < FIRST_SEQUENCE {
-            return Err(Rejection::Dropped);
+            return Err(Rejection::DropSilently);
         }
         if sequence < self.expected_sequence {
             return Err(Rejection::Duplicate);
@@ -286,7 +286,7 @@ impl Responder {
             packet.bth.operation,
             PacketOperation::Send | PacketOperation::Write
         );
-        !is_message && self.resources.max_kept_replies() == 0
+        !is_message && self.replies_for_duplicates.max_kept_replies() == 0
     }
 
     /// Executes a request of a single packet.
@@ -306,7 +306,7 @@ impl Responder {
                     len: reth.len,
                     first_sequence: self.expected_sequence,
                     end_sequence: self.expected_sequence
-                        + u64::from(self.connection.packets_of(reth.len)),
+                        + u64::from(self.connection_parameters.message_packet_count(reth.len)),
                 }))
             }
             (PacketOperation::CompareSwap, _, Some(eth)) => {
@@ -334,7 +334,7 @@ impl Responder {
             }
             (PacketOperation::Flush, Some(reth), _) => {
                 let feth = feth.ok_or(Refusal::InvalidRequest)?;
-                target.flush(
+                target.execute_flush(
                     reth.addr,
                     reth.rkey,
                     reth.len,
@@ -368,20 +368,25 @@ impl Responder {
     #[cold]
     fn describe_invalid(&self, packet: &Packet<'_>) -> InvalidRequest {
         let check = match assembly::check_opcode_sequence(self.partial_message, packet) {
-            Err(_) => FailedCheck::Order {
+            Err(_) => FailedCheck::PacketOrder {
                 received: self.partial_message.map(|message| message.received_bytes()),
             },
             Ok(_) if self.check_operation_allowed(packet).is_err() => {
                 FailedCheck::OperationNotAllowed
             }
-            Ok(_) if self.lacks_rd_atomic_resources(packet) => FailedCheck::NoResources,
+            Ok(_) if self.lacks_rd_atomic_resources(packet) => FailedCheck::NoResponderResources,
             Ok(message)
-                if assembly::check_length(message, packet, self.connection.mtu_bytes).is_err() =>
+                if assembly::check_length(
+                    message,
+                    packet,
+                    self.connection_parameters.mtu_bytes,
+                )
+                .is_err() =>
             {
                 FailedCheck::Length {
                     received: message.map_or(0, |message| message.received_bytes()),
                     announced: message.and_then(|message| message.announced_bytes()),
-                    mtu: self.connection.mtu_bytes,
+                    mtu: self.connection_parameters.mtu_bytes,
                 }
             }
             Ok(_) => FailedCheck::RefusedByTarget,
@@ -391,7 +396,7 @@ impl Responder {
             operation: packet.bth.operation,
             position: packet.bth.position,
             payload_bytes: packet.payload.len(),
-            check,
+            failed_check: check,
         }
     }
 
@@ -407,12 +412,12 @@ impl Responder {
             _ => self.expected_sequence + 1,
         };
         if kind != ReplyKind::Ack {
-            self.resources.add(reply);
+            self.replies_for_duplicates.add(reply);
         } else if !packet.bth.ack_request {
             return;
         }
         self.queued_replies.push(reply);
-        self.replied_up_to = self.expected_sequence;
+        self.replied_until_sequence = self.expected_sequence;
     }
 
     fn make_reply(&self, sequence: u64, kind: ReplyKind) -> Reply {
@@ -432,19 +437,19 @@ impl Responder {
         target: &mut impl ResponderTarget,
     ) {
         match rejection {
-            Rejection::Dropped => self.counts.duplicate_request += 1,
+            Rejection::DropSilently => self.counts.duplicate_request += 1,
             Rejection::Duplicate => {
                 self.counts.duplicate_request += 1;
                 self.reply_to_duplicate(packet, target);
             }
             Rejection::PsnGap => {
                 self.counts.out_of_seq_request += 1;
-                if self.record_gap(packet) {
+                if self.record_gap_and_is_nak_due(packet) {
                     self.pending_nak_since_ns.get_or_insert(now_ns);
                 }
             }
             Rejection::NotReady => {
-                if self.record_gap(packet) {
+                if self.record_gap_and_is_nak_due(packet) {
                     self.counts.send_rnr_err += 1;
                     let nak = ReplyKind::RnrNak(self.min_rnr_timer);
                     self.queued_replies
@@ -465,7 +470,7 @@ impl Responder {
     ///
     /// If sequence numbers start over, the packets belong to a retry that has lost the expected packet again. This
     /// counts as a new gap.
-    fn record_gap(&mut self, packet: &Packet<'_>) -> bool {
+    fn record_gap_and_is_nak_due(&mut self, packet: &Packet<'_>) -> bool {
         let sequence = self.sequence_of(packet);
         let before = self.last_ahead_sequence.replace(sequence);
         before.is_none_or(|last| sequence <= last)
@@ -476,10 +481,10 @@ impl Responder {
     /// A separate ACK acknowledges the packets that arrived since the last reply. Without an ACK between two NAKs,
     /// Soft-RoCE ignores the second one and waits for its timeout.
     fn queue_sequence_nak(&mut self) {
-        if self.replied_up_to < self.expected_sequence {
+        if self.replied_until_sequence < self.expected_sequence {
             self.queued_replies
                 .push(self.make_reply(self.expected_sequence - 1, ReplyKind::Ack));
-            self.replied_up_to = self.expected_sequence;
+            self.replied_until_sequence = self.expected_sequence;
         }
         let nak = self.make_reply(self.expected_sequence, ReplyKind::Nak(NAK_PSN_SEQUENCE));
         self.queued_replies.push(nak);
@@ -509,14 +514,16 @@ impl Responder {
             PacketOperation::Send | PacketOperation::Write
         ) {
             // Acknowledges as many packets as possible, but none beyond a READ or atomic, whose response may be lost.
-            let limit = self.resources.first_kept_sequence_after(sequence);
+            let limit = self
+                .replies_for_duplicates
+                .first_own_reply_sequence_after(sequence);
             let last = limit.unwrap_or(self.expected_sequence) - 1;
             self.queued_replies
                 .push(self.make_reply(last, ReplyKind::Ack));
-            self.replied_up_to = self.replied_up_to.max(last + 1);
+            self.replied_until_sequence = self.replied_until_sequence.max(last + 1);
             return;
         }
-        let Some(mut reply) = self.resources.find(sequence) else {
+        let Some(mut reply) = self.replies_for_duplicates.find(sequence) else {
             return;
         };
         if let (ReplyKind::RemainingReadResponses(read), PacketOperation::ReadRequest) =
@@ -545,7 +552,9 @@ impl Responder {
     ) -> bool {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = (sequence - read.first_sequence) as u32;
-        let (offset, _) = self.connection.packet_byte_range(read.len, index);
+        let (offset, _) = self
+            .connection_parameters
+            .packet_byte_range(read.len, index);
         packet.extended.reth.is_some_and(|reth| {
             read.len == 0
                 || (reth.rkey == read.rkey
@@ -561,7 +570,7 @@ impl Responder {
 
     /// Returns the time at which to call [`transmit`](Self::transmit), if the rate limit delays READ responses.
     #[must_use]
-    pub fn next_timer_ns(&self) -> Option<u64> {
+    pub fn next_send_time_ns(&self) -> Option<u64> {
         let is_held = matches!(
             self.queued_replies.front()?.kind,
             ReplyKind::RemainingReadResponses(_)
@@ -571,13 +580,13 @@ impl Responder {
     }
 
     /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent now.
-    pub fn transmit(
+    pub fn append_next_packet(
         &mut self,
         now_ns: u64,
         target: &mut impl ResponderTarget,
         out: &mut Vec<u8>,
     ) -> bool {
-        if self.notification.take_pending_cnp() {
+        if self.notification_point.take_pending_cnp() {
             self.counts.np_cnp_sent += 1;
             self.append_cnp(out);
             return true;
@@ -599,11 +608,11 @@ impl Responder {
         if let Err(refusal) = self.append_read_response(&reply, &read, target, out) {
             self.queued_replies.clear();
             self.queue_refusal_nak(reply.acked_or_next_response_sequence, refusal);
-            return self.transmit(now_ns, target, out);
+            return self.append_next_packet(now_ns, target, out);
         }
         self.queued_replies.advance_after_send();
         if let Some(congestion) = &mut self.congestion {
-            congestion.on_sent(out.len() - start, now_ns);
+            congestion.on_packet_sent(out.len() - start, now_ns);
         }
         true
     }
@@ -618,14 +627,14 @@ impl Responder {
     /// [`queue_gap_nak_if_due`](Self::queue_gap_nak_if_due).
     #[must_use]
     pub fn has_pending_output(&self) -> bool {
-        self.notification.is_cnp_due()
+        self.notification_point.is_cnp_due()
             || self.queued_replies.len() > 0
             || self.has_pending_gap_nak()
     }
 
     /// Appends the next reply if it is an acknowledgement; returns false otherwise. The function accesses no memory of
     /// the target and cannot fail.
-    pub fn transmit_next_reply_if_ack(&mut self, out: &mut Vec<u8>) -> bool {
+    pub fn append_next_reply_if_ack(&mut self, out: &mut Vec<u8>) -> bool {
         let front = self.queued_replies.front();
         let Some(reply) = front.filter(|reply| reply.kind == ReplyKind::Ack) else {
             return false;
@@ -636,9 +645,11 @@ impl Responder {
     }
 
     fn append_cnp(&self, out: &mut Vec<u8>) {
-        let mut bth = self
-            .connection
-            .bth(PacketOperation::Cnp, MessagePosition::Only, Psn::new(0));
+        let mut bth = self.connection_parameters.make_bth(
+            PacketOperation::Cnp,
+            MessagePosition::Only,
+            Psn::new(0),
+        );
         bth.transport = Transport::Cnp;
         bth.becn = true;
         let packet = Packet {
@@ -667,10 +678,12 @@ impl Responder {
                 )
             }
         };
-        extended.aeth = Some(aeth(reply, syndrome));
+        extended.aeth = Some(make_aeth(reply, syndrome));
         let psn = self.numbering.psn(reply.acked_or_next_response_sequence);
         let packet = Packet {
-            bth: self.connection.bth(operation, MessagePosition::Only, psn),
+            bth: self
+                .connection_parameters
+                .make_bth(operation, MessagePosition::Only, psn),
             extended,
             payload: &[],
         };
@@ -688,23 +701,25 @@ impl Responder {
     ) -> Result<(), Refusal> {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = (reply.acked_or_next_response_sequence - read.first_sequence) as u32;
-        let (offset, len) = self.connection.packet_byte_range(read.len, index);
-        let position = MessagePosition::of(
+        let (offset, len) = self
+            .connection_parameters
+            .packet_byte_range(read.len, index);
+        let position = MessagePosition::from_first_and_last_flags(
             index == 0,
             reply.acked_or_next_response_sequence + 1 == read.end_sequence,
         );
         let acknowledges = position != MessagePosition::Middle;
         let psn = self.numbering.psn(reply.acked_or_next_response_sequence);
         let bth = self
-            .connection
-            .bth(PacketOperation::ReadResponse, position, psn);
+            .connection_parameters
+            .make_bth(PacketOperation::ReadResponse, position, psn);
         let extended = ExtendedHeaders {
-            aeth: acknowledges.then(|| aeth(reply, Syndrome::Ack(CREDITS_UNUSED))),
+            aeth: acknowledges.then(|| make_aeth(reply, Syndrome::Ack(CREDITS_UNUSED))),
             ..ExtendedHeaders::default()
         };
         let addr = read.addr.wrapping_add(u64::from(offset));
         emit_with_payload_writer(&bth, &extended, len as usize, out, |payload| {
-            target.read(addr, read.rkey, payload)
+            target.read_memory(addr, read.rkey, payload)
         })
     }
 }
@@ -726,7 +741,7 @@ fn matches_operation(kind: ReplyKind, operation: PacketOperation) -> bool {
     }
 }
 
-fn aeth(reply: &Reply, syndrome: Syndrome) -> Aeth {
+fn make_aeth(reply: &Reply, syndrome: Syndrome) -> Aeth {
     Aeth {
         syndrome,
         msn: Psn::new(reply.msn).get(),

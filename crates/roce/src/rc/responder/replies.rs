@@ -147,7 +147,7 @@ impl RepliesForDuplicates {
     }
 
     /// Returns the number of the oldest request after `sequence` that has a reply of its own.
-    pub(super) fn first_kept_sequence_after(&self, sequence: u64) -> Option<u64> {
+    pub(super) fn first_own_reply_sequence_after(&self, sequence: u64) -> Option<u64> {
         let firsts = self.kept_replies.iter().map(|reply| match reply.kind {
             ReplyKind::RemainingReadResponses(read) => read.first_sequence,
             _ => reply.acked_or_next_response_sequence,

@@ -289,7 +289,12 @@ impl LocalMemory for Flow {
         Ok(())
     }
 
-    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_read_or_atomic_result(
+        &mut self,
+        position: u64,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalFault> {
         let range = address(u64::from(offset), bytes.len() as u32);
         let is_right = self.work(position).is_some_and(|work| {
             let expected = match &work.expected {
@@ -367,7 +372,7 @@ impl ResponderTarget for Flow {
         check(addr, rkey, len)
     }
 
-    fn write(&mut self, addr: u64, _rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_memory(&mut self, addr: u64, _rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.memory[address(addr, bytes.len() as u32)].copy_from_slice(bytes);
         if self.is_unreliable {
             return Ok(());
@@ -399,7 +404,7 @@ impl ResponderTarget for Flow {
         checked
     }
 
-    fn read(&mut self, addr: u64, _rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read_memory(&mut self, addr: u64, _rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
         into.copy_from_slice(&self.memory[address(addr, into.len() as u32)]);
         Ok(())
     }
@@ -441,7 +446,7 @@ impl ResponderTarget for Flow {
         Ok(original)
     }
 
-    fn flush(
+    fn execute_flush(
         &mut self,
         addr: u64,
         rkey: u32,

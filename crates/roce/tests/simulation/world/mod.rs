@@ -255,7 +255,7 @@ impl World {
         if let Machine::Rc(machines) = &mut queue_pair.machine
             && machines
                 .0
-                .next_timer_ns()
+                .next_timer_expiry_ns()
                 .is_some_and(|at| at <= self.now_ns)
         {
             machines.0.apply_expired_timers(self.now_ns, self.now_ns);
@@ -293,18 +293,20 @@ impl World {
         match &mut queue_pair.machine {
             Machine::Rc(machines) => {
                 let (requester, responder) = &mut **machines;
-                if packet.bth.operation.is_response() {
-                    requester.receive(now_ns, packet, own);
+                if packet.bth.operation.goes_to_requester() {
+                    requester.process_received_packet(now_ns, packet, own);
                     if arrival.is_ecn_marked && packet.bth.transport != Transport::Cnp {
-                        responder.on_response_ecn(now_ns);
+                        responder.on_response_ecn_mark(now_ns);
                     }
                 }
-                if !packet.bth.operation.is_response() || packet.bth.transport == Transport::Cnp {
-                    responder.receive(now_ns, packet, arrival.is_ecn_marked, peer);
+                if !packet.bth.operation.goes_to_requester()
+                    || packet.bth.transport == Transport::Cnp
+                {
+                    responder.process_received_packet(now_ns, packet, arrival.is_ecn_marked, peer);
                     responder.queue_gap_nak_if_due(now_ns);
                 }
             }
-            Machine::Uc(machines) => machines.1.receive(packet, peer),
+            Machine::Uc(machines) => machines.1.process_received_packet(packet, peer),
         }
         Some(number)
     }
@@ -323,11 +325,14 @@ impl World {
             return self.violations(number);
         };
         let (requester, responder) = &**machines;
-        let (done, failure) = (requester.done_requests(), requester.failure());
-        let deadline = [requester.next_timer_ns(), responder.next_timer_ns()]
-            .into_iter()
-            .flatten()
-            .min();
+        let (done, failure) = (requester.done_request_count(), requester.failure());
+        let deadline = [
+            requester.next_timer_expiry_ns(),
+            responder.next_send_time_ns(),
+        ]
+        .into_iter()
+        .flatten()
+        .min();
         let flow = &mut self.flows[number];
         self.report.messages += done + 1 - flow.first();
         flow.settle(done);
@@ -395,20 +400,20 @@ impl World {
             Machine::Rc(machines) => {
                 let (requester, responder) = &mut **machines;
                 while own.posted() < *quota
-                    && (requester.posted_not_done() as u64) < *depth
+                    && (requester.unfinished_request_count() as u64) < *depth
                     && requester.failure().is_none()
                 {
                     requester.post(post(own));
                 }
-                send(&mut |bytes| responder.transmit(now_ns, peer, bytes));
-                send(&mut |bytes| requester.transmit(now_ns, own, bytes));
+                send(&mut |bytes| responder.append_next_packet(now_ns, peer, bytes));
+                send(&mut |bytes| requester.append_next_packet(now_ns, own, bytes));
             }
             Machine::Uc(machines) => {
                 if timer_ns.is_none() && own.posted() < *quota {
                     machines.0.post(post(own));
                     let mut packets = 0;
                     send(&mut |bytes| {
-                        let has_sent = machines.0.transmit(own, bytes);
+                        let has_sent = machines.0.append_next_packet(own, bytes);
                         packets += u64::from(has_sent);
                         has_sent
                     });

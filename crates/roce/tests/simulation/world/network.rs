@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::net::Ipv4Addr;
 
-use roce::icrc::{FrameAddresses, IcrcFields, icrc, split};
+use roce::icrc::{IcrcFields, IpAddressPair, icrc, split_off_icrc};
 
 use super::rng::Rng;
 
@@ -194,7 +194,7 @@ fn frame(from: usize, to: usize) -> IcrcFields {
     #[allow(clippy::cast_possible_truncation)] // at most 8 NICs
     let address = |nic: usize| Ipv4Addr::new(10, 0, 0, nic as u8 + 1);
     IcrcFields {
-        addresses: FrameAddresses::V4 {
+        addresses: IpAddressPair::V4 {
             src: address(from),
             dst: address(to),
         },
@@ -206,6 +206,6 @@ fn frame(from: usize, to: usize) -> IcrcFields {
 
 /// Returns the packet without its ICRC; `None` if the ICRC is wrong.
 pub(crate) fn checked(arrival: &Arrival) -> Option<&[u8]> {
-    let (transport, received) = split(&arrival.bytes)?;
+    let (transport, received) = split_off_icrc(&arrival.bytes)?;
     (icrc(&frame(arrival.from, arrival.to), transport) == received).then_some(transport)
 }

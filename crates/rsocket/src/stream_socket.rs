@@ -9,8 +9,8 @@ use std::time::Duration;
 use verbs_abi::AF_IB;
 
 use crate::protocol::Immediate;
-use crate::session::{SocketPhase, StreamSocketState};
 use crate::stream::Stream;
+use crate::stream_socket_state::{SocketPhase, StreamSocketState};
 use crate::wait::{self, BlockingMode, Deadline, WaitableState, WaitingThread, lock};
 use rdmacm::addr::IdAddress;
 use rdmacm::device_port::DEFAULT_PKEY;
@@ -26,33 +26,39 @@ type AcceptedSocket = (Arc<StreamSocket>, RawFd, IdAddress);
 /// A stream socket.
 pub(crate) struct StreamSocket {
     domain: c_int,
-    session: Mutex<StreamSocketState>,
+    state: Mutex<StreamSocketState>,
 }
 
 impl StreamSocket {
     /// Makes a socket; returns the socket and its descriptor.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
-        Ok(Self::from_session(
+        Ok(Self::from_state(
             domain,
             StreamSocketState::new(nonblocking)?,
         ))
     }
 
-    fn from_session(domain: c_int, session: StreamSocketState) -> (Arc<Self>, RawFd) {
-        let fd = session.channel.raw_fd();
+    fn from_state(domain: c_int, session: StreamSocketState) -> (Arc<Self>, RawFd) {
+        let fd = session.cm_event_channel.raw_fd();
         let session = Mutex::new(session);
-        (Arc::new(Self { domain, session }), fd)
+        (
+            Arc::new(Self {
+                domain,
+                state: session,
+            }),
+            fd,
+        )
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, StreamSocketState> {
-        lock(&self.session)
+        lock(&self.state)
     }
 
     /// Implements `close(2)`, after delivery of all sent data.
     pub(crate) fn close(&self) {
         {
             let mut session = self.lock();
-            session.progress();
+            session.process_completions_and_events();
             if let Some(stream) = &mut session.stream {
                 stream.send_control(Immediate::Disconnect);
                 stream.has_shut_down = true;
@@ -72,7 +78,7 @@ impl StreamSocket {
                 _ => break,
             }
         }
-        self.lock().dispose();
+        self.lock().destroy_id_and_qp();
     }
 
     fn wait<T>(
@@ -80,7 +86,7 @@ impl StreamSocket {
         deadline: Deadline,
         ready: impl FnMut(&mut StreamSocketState) -> Option<T>,
     ) -> Result<T> {
-        wait::wait_until(&self.session, deadline, ready)
+        wait::wait_until(&self.state, deadline, ready)
     }
 
     fn wait_unless_nonblocking<T>(
@@ -88,7 +94,7 @@ impl StreamSocket {
         flags: c_int,
         ready: impl FnMut(&mut StreamSocketState) -> Option<T>,
     ) -> Result<T> {
-        wait::wait_unless_nonblocking(&self.session, flags, ready)
+        wait::wait_unless_nonblocking(&self.state, flags, ready)
     }
 
     // Addresses and connections.
@@ -125,18 +131,20 @@ impl StreamSocket {
     pub(crate) fn connect(&self, addr: IdAddress) -> Result {
         {
             let mut session = self.lock();
-            session.progress();
+            session.process_completions_and_events();
             match session.phase {
                 SocketPhase::New => {}
                 SocketPhase::Connecting | SocketPhase::Accepting => {
                     return Err(Errno(libc::EALREADY));
                 }
                 SocketPhase::Connected => return Err(Errno(libc::EISCONN)),
-                SocketPhase::Failed => return Err(session.take_error_or(libc::ECONNREFUSED)),
+                SocketPhase::FailedToConnect => {
+                    return Err(session.take_so_error_or(libc::ECONNREFUSED));
+                }
                 SocketPhase::Listening | SocketPhase::Closed => return Err(INVALID),
             }
             session.start_connecting(addr)?;
-            if session.blocking.is_nonblocking() {
+            if session.blocking_mode.is_nonblocking() {
                 return Err(Errno(libc::EINPROGRESS));
             }
         }
@@ -151,8 +159,8 @@ impl StreamSocket {
             }
             let new = self.wait_unless_nonblocking(0, StreamSocketState::accept_next_request)?;
             let (session, peer) = new?;
-            let (socket, fd) = Self::from_session(self.domain, session);
-            if !self.lock().blocking.is_nonblocking() {
+            let (socket, fd) = Self::from_state(self.domain, session);
+            if !self.lock().blocking_mode.is_nonblocking() {
                 match socket.wait(Deadline::NEVER, StreamSocketState::connect_outcome) {
                     Ok(Ok(())) => {}
                     // The peer has closed the connection in the meantime; accept the next one.
@@ -226,7 +234,7 @@ impl StreamSocket {
     pub(crate) fn shutdown(&self, how: c_int) -> Result {
         {
             let mut session = self.lock();
-            session.progress();
+            session.process_completions_and_events();
             let stream = session.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
             match how {
                 libc::SHUT_RD => stream.peer_has_shut_down = true,
@@ -246,7 +254,7 @@ impl StreamSocket {
                 }
                 _ => return Err(INVALID),
             }
-            session.waiters.wake_others();
+            session.waiters.wake_all_but_this_thread();
         }
         if how != libc::SHUT_RD {
             let sent = |session: &mut StreamSocketState| {
@@ -271,7 +279,7 @@ impl StreamSocket {
     ///
     /// # Safety
     /// The memory stays valid until it is unmapped or the socket is closed.
-    pub(crate) unsafe fn map(
+    pub(crate) unsafe fn iomap(
         &self,
         addr: *mut u8,
         len: usize,
@@ -285,7 +293,7 @@ impl StreamSocket {
         // SAFETY: contract of this function.
         self.wait(Deadline::NEVER, |session| unsafe {
             let mapped = match session.stream_unless_connecting() {
-                Ok(Some(stream)) => stream.map(addr, len, writable, offset),
+                Ok(Some(stream)) => stream.iomap(addr, len, writable, offset),
                 Ok(None) => return None,
                 Err(e) => Err(e),
             };
@@ -297,21 +305,26 @@ impl StreamSocket {
     }
 
     /// Implements `riounmap`.
-    pub(crate) fn unmap(&self, addr: *mut u8) -> Result {
+    pub(crate) fn iounmap(&self, addr: *mut u8) -> Result {
         let mut session = self.lock();
         let stream = session.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
-        stream.unmap(addr)
+        stream.iounmap(addr)
     }
 
     /// Implements `riowrite`: writes to memory that the peer has mapped.
-    pub(crate) fn write_mapped(&self, bytes: &[u8], offset: u64, flags: c_int) -> Result<usize> {
+    pub(crate) fn write_to_peer_mapping(
+        &self,
+        bytes: &[u8],
+        offset: u64,
+        flags: c_int,
+    ) -> Result<usize> {
         let mut done = 0;
         while done < bytes.len() {
             let rest = bytes.get(done..).unwrap_or_default();
             let at = offset + done as u64;
             let written = self.wait_unless_nonblocking(flags, |session| {
                 let written = match session.stream_unless_connecting() {
-                    Ok(Some(stream)) => stream.write_mapped(rest, at),
+                    Ok(Some(stream)) => stream.write_to_peer_mapping(rest, at),
                     Ok(None) => return None,
                     Err(e) => Err(e),
                 };
@@ -339,17 +352,17 @@ impl StreamSocket {
         waiter: Option<&Arc<WaitingThread>>,
         fds: &mut Vec<libc::pollfd>,
     ) -> libc::c_short {
-        wait::poll_events(&self.session, events, waiter, fds)
+        wait::poll_events(&self.state, events, waiter, fds)
     }
 
     // Options.
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
-        self.lock().blocking = BlockingMode::new(nonblocking);
+        self.lock().blocking_mode = BlockingMode::new(nonblocking);
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
-        self.lock().blocking.is_nonblocking()
+        self.lock().blocking_mode.is_nonblocking()
     }
 
     /// Implements `setsockopt(2)` for options whose value is an `int`.
@@ -364,11 +377,11 @@ impl StreamSocket {
 
     /// Stores `SO_LINGER`, which has no effect: `rclose` always delivers all sent data.
     pub(crate) fn store_ineffective_linger(&self, on: c_int, seconds: c_int) {
-        self.lock().stored_options.linger = (on, seconds);
+        self.lock().ineffective_options.linger_on_and_seconds = (on, seconds);
     }
 
     /// Returns the stored `SO_LINGER`.
-    pub(crate) fn linger(&self) -> (c_int, c_int) {
-        self.lock().stored_options.linger
+    pub(crate) fn stored_linger_on_and_seconds(&self) -> (c_int, c_int) {
+        self.lock().ineffective_options.linger_on_and_seconds
     }
 }

@@ -10,9 +10,9 @@ use std::ptr;
 
 use verbs_abi::*;
 
-use crate::cq::{Cq, NO_COMPLETIONS};
+use crate::cq::{Cq, ZEROED_COMPLETIONS};
 use crate::memory::ZeroedRegion;
-use crate::sizes::QueueSizes;
+use crate::queue_and_buffer_sizes::QueueAndBufferSizes;
 use rdmacm::QpAddress;
 use rdmacm::addr::IdAddress;
 use rdmacm::device_port::{DevicePort, check_returned_errno, last_errno};
@@ -23,7 +23,7 @@ const GRH_BYTES: usize = 40;
 /// Largest number of cached address handles; each is for one port of the fabric.
 const MAX_ADDRESS_HANDLES: usize = 4096;
 
-/// A datagram in a receive buffer; [`BufferedUdQp::repost`] must return the buffer.
+/// A datagram in a receive buffer; [`BufferedUdQp::repost_recv_buffer`] must return the buffer.
 #[derive(Debug)]
 pub(crate) struct ReceivedDatagram {
     recv_buffer_index: usize,
@@ -46,7 +46,7 @@ pub(crate) struct BufferedUdQp {
     recv_buffers: ZeroedRegion,
     /// Largest datagram in bytes; `recv_stride`: the distance of receive buffers.
     mtu: usize,
-    recv_stride: usize,
+    recv_buffer_stride_bytes: usize,
     /// Number of posted send work requests; `completed_sends`: of completed ones. Their buffers are used in turn, since they
     /// complete in order.
     posted_sends: u64,
@@ -60,7 +60,7 @@ pub(crate) struct BufferedUdQp {
 unsafe impl Send for BufferedUdQp {}
 
 impl BufferedUdQp {
-    pub(crate) fn new(device: &'static DevicePort, sizes: QueueSizes) -> Result<Self> {
+    pub(crate) fn new(device: &'static DevicePort, sizes: QueueAndBufferSizes) -> Result<Self> {
         // `enum ibv_mtu`: 1 is 256 bytes, and each following value is twice as much.
         let mtu = 128usize << device.active_mtu;
         let recv_stride = (GRH_BYTES + mtu).next_multiple_of(64);
@@ -80,14 +80,14 @@ impl BufferedUdQp {
             send_buffers,
             recv_buffers,
             mtu,
-            recv_stride,
+            recv_buffer_stride_bytes: recv_stride,
             posted_sends: 0,
             completed_sends: 0,
             max_outstanding_sends: sq.into(),
             max_inline: sizes.max_inline.into(),
             address_handles: HashMap::new(),
         };
-        pair.create_qp(sq, rq)?;
+        pair.create_qp_in_rts(sq, rq)?;
         for slot in 0..usize::from(rq) {
             pair.post_recv(slot)?;
         }
@@ -95,7 +95,7 @@ impl BufferedUdQp {
     }
 
     /// Makes the queue pair and moves it to RTS.
-    fn create_qp(&mut self, sq: u16, rq: u16) -> Result {
+    fn create_qp_in_rts(&mut self, sq: u16, rq: u16) -> Result {
         let device = self.device;
         let mut attr = ibv_qp_init_attr::zeroed();
         attr.qp_type = IBV_QPT_UD;
@@ -123,7 +123,7 @@ impl BufferedUdQp {
     }
 
     /// Returns the address of the queue pair, for the local address `ip`.
-    pub(crate) fn address(&self, ip: IpAddr) -> QpAddress {
+    pub(crate) fn qp_address(&self, ip: IpAddr) -> QpAddress {
         // SAFETY: the queue pair is live.
         let qpn = unsafe { (*self.qp).qp_num };
         self.device.qp_address_of(ip.into(), qpn, 0)
@@ -135,12 +135,12 @@ impl BufferedUdQp {
     }
 
     /// Returns true if all sends have completed.
-    pub(crate) fn all_sent(&self) -> bool {
+    pub(crate) fn have_all_sends_completed(&self) -> bool {
         self.posted_sends == self.completed_sends
     }
 
     /// Returns true if the send queue has room for a datagram.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_send_queue_room(&self) -> bool {
         self.posted_sends - self.completed_sends < self.max_outstanding_sends
     }
 
@@ -150,7 +150,7 @@ impl BufferedUdQp {
     /// # Errors
     /// The error of making an address handle or of posting.
     pub(crate) fn send(&mut self, from: IpAddr, to: &QpAddress, parts: [&[u8]; 2]) -> Result {
-        let ah = self.address_handle(from, to)?;
+        let ah = self.address_handle_or_create(from, to)?;
         let [head, tail] = parts;
         let at = (self.posted_sends % self.max_outstanding_sends) as usize * self.mtu;
         self.send_buffers.write(at, head);
@@ -181,7 +181,7 @@ impl BufferedUdQp {
         Ok(())
     }
 
-    fn address_handle(&mut self, from: IpAddr, to: &QpAddress) -> Result<*mut ibv_ah> {
+    fn address_handle_or_create(&mut self, from: IpAddr, to: &QpAddress) -> Result<*mut ibv_ah> {
         if self.address_handles.len() >= MAX_ADDRESS_HANDLES {
             self.destroy_address_handles();
         }
@@ -202,7 +202,7 @@ impl BufferedUdQp {
 
     fn destroy_address_handles(&mut self) {
         for (_, ah) in self.address_handles.drain() {
-            // SAFETY: made by `address_handle`. Posted work requests do not need it any more (`ibv_destroy_ah(3)` of the
+            // SAFETY: made by `address_handle_or_create`. Posted work requests do not need it any more (`ibv_destroy_ah(3)` of the
             // software NIC), and no other user exists.
             unsafe { (self.device.verbs.ibv_destroy_ah)(ah) };
         }
@@ -211,7 +211,7 @@ impl BufferedUdQp {
     /// Polls the completion queue and passes received datagrams to `received`. Returns true if a completion was found.
     pub(crate) fn poll_completions(&mut self, mut received: impl FnMut(ReceivedDatagram)) -> bool {
         let mut any = false;
-        let mut wcs = NO_COMPLETIONS;
+        let mut wcs = ZEROED_COMPLETIONS;
         loop {
             let n = self.cq.poll(&mut wcs);
             if n == 0 {
@@ -236,13 +236,18 @@ impl BufferedUdQp {
     }
 
     /// Copies bytes of a datagram, from `offset` on.
-    pub(crate) fn read(&self, datagram: &ReceivedDatagram, offset: usize, bytes: &mut [u8]) {
-        let at = datagram.recv_buffer_index * self.recv_stride + GRH_BYTES + offset;
+    pub(crate) fn copy_from_datagram(
+        &self,
+        datagram: &ReceivedDatagram,
+        offset: usize,
+        bytes: &mut [u8],
+    ) {
+        let at = datagram.recv_buffer_index * self.recv_buffer_stride_bytes + GRH_BYTES + offset;
         self.recv_buffers.read(at, bytes);
     }
 
     /// Posts the buffer of a datagram for the next one.
-    pub(crate) fn repost(&mut self, datagram: &ReceivedDatagram) {
+    pub(crate) fn repost_recv_buffer(&mut self, datagram: &ReceivedDatagram) {
         if let Err(Errno(errno)) = self.post_recv(datagram.recv_buffer_index) {
             tracing::warn!("a receive buffer is lost: errno {errno}");
         }
@@ -250,7 +255,9 @@ impl BufferedUdQp {
 
     fn post_recv(&mut self, slot: usize) -> Result {
         let mut sge = ibv_sge {
-            addr: self.recv_buffers.address(slot * self.recv_stride),
+            addr: self
+                .recv_buffers
+                .address(slot * self.recv_buffer_stride_bytes),
             length: (GRH_BYTES + self.mtu) as u32,
             lkey: self.recv_buffers.lkey(),
         };
@@ -265,7 +272,7 @@ impl BufferedUdQp {
 
     /// Takes the events of the channel and arms the completion queue, so that the channel becomes readable at the next
     /// completion.
-    pub(crate) fn arm(&mut self) {
+    pub(crate) fn take_events_and_arm(&mut self) {
         self.cq.take_and_ack_channel_events();
         self.cq.arm();
     }

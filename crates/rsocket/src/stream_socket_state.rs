@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use verbs_abi::*;
 
-use crate::options::StoredOptions;
+use crate::ineffective_options::IneffectiveOptions;
 use crate::protocol::ConnData;
-use crate::sizes::QueueSizes;
+use crate::queue_and_buffer_sizes::QueueAndBufferSizes;
 use crate::stream::Stream;
-use crate::wait::{BlockingMode, SocketWaiters, WaitableState, for_reading};
+use crate::wait::{BlockingMode, SocketWaiters, WaitableState, pollfd_for_reading};
 use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::id::{ChannelHandle, CmId};
@@ -27,22 +27,22 @@ pub(crate) enum SocketPhase {
     Accepting,
     Connected,
     /// The connection was rejected, or ended before it was established.
-    Failed,
+    FailedToConnect,
     Closed,
 }
 
 /// The state of a stream socket; the caller holds the socket's lock.
 pub(crate) struct StreamSocketState {
-    pub(crate) id: *mut rdma_cm_id,
-    pub(crate) channel: Arc<EventChannel<EndpointEvent>>,
+    pub(crate) cm_id: *mut rdma_cm_id,
+    pub(crate) cm_event_channel: Arc<EventChannel<EndpointEvent>>,
     pub(crate) phase: SocketPhase,
     /// Stream, while the socket is connecting or connected.
     pub(crate) stream: Option<Stream>,
-    pub(crate) blocking: BlockingMode,
-    pub(crate) sizes: QueueSizes,
+    pub(crate) blocking_mode: BlockingMode,
+    pub(crate) queue_and_buffer_sizes: QueueAndBufferSizes,
     pub(crate) reuse_address: c_int,
     pub(crate) v6only: c_int,
-    pub(crate) stored_options: StoredOptions,
+    pub(crate) ineffective_options: IneffectiveOptions,
     /// Error that `SO_ERROR` returns.
     pub(crate) pending_so_error: c_int,
     pub(crate) waiters: SocketWaiters,
@@ -52,7 +52,8 @@ pub(crate) struct StreamSocketState {
 unsafe impl Send for StreamSocketState {}
 
 /// Makes an event channel whose descriptor does not block.
-fn own_channel() -> Result<(*mut rdma_event_channel, Arc<EventChannel<EndpointEvent>>)> {
+fn create_cm_event_channel() -> Result<(*mut rdma_event_channel, Arc<EventChannel<EndpointEvent>>)>
+{
     let handle = ChannelHandle::create()?;
     // SAFETY: the channel was just made, so its descriptor is open.
     unsafe {
@@ -64,27 +65,27 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<EventChannel<EndpointEv
 
 impl WaitableState for StreamSocketState {
     /// rdma-core waits for streams in `ibv_get_cq_event` (`rs_get_cq_event` of `rsocket.c`).
-    const IS_RESTARTABLE: bool = true;
+    const WAIT_RESTARTS_AFTER_SIGNAL: bool = true;
 
-    fn progress(&mut self) {
+    fn process_completions_and_events(&mut self) {
         let mut any = false;
-        if !self.channel.is_empty() && self.phase != SocketPhase::Listening {
+        if !self.cm_event_channel.is_empty() && self.phase != SocketPhase::Listening {
             any = self.handle_cm_events_if_any();
         }
         if let Some(stream) = &mut self.stream {
             any |= stream.process_completions_if_any();
         }
         if any {
-            self.waiters.wake_others();
+            self.waiters.wake_all_but_this_thread();
         }
     }
 
-    fn events(&mut self, asked: libc::c_short) -> libc::c_short {
+    fn pending_poll_events(&mut self, asked: libc::c_short) -> libc::c_short {
         let (can_read, can_write, state) = match (self.phase, &self.stream) {
-            (SocketPhase::Listening, _) => (!self.channel.is_empty(), false, 0),
+            (SocketPhase::Listening, _) => (!self.cm_event_channel.is_empty(), false, 0),
             (SocketPhase::Connecting | SocketPhase::Accepting, _) => (false, false, 0),
             (SocketPhase::Connected, Some(stream)) => {
-                let state = match stream.final_status {
+                let state = match stream.final_errno {
                     // Programs take a hang-up for the end of the data, so data that arrived before must be read first.
                     _ if stream.has_data() => 0,
                     None => 0,
@@ -93,7 +94,7 @@ impl WaitableState for StreamSocketState {
                 };
                 (stream.can_read(), stream.can_write(), state)
             }
-            (SocketPhase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
+            (SocketPhase::FailedToConnect, _) => (true, true, libc::POLLHUP | libc::POLLERR),
             // As for TCP sockets that were never connected.
             _ => (false, true, libc::POLLHUP),
         };
@@ -115,14 +116,14 @@ impl WaitableState for StreamSocketState {
         stream.cq.arm();
         let any = stream.process_completions_if_any();
         if any {
-            self.waiters.wake_others();
+            self.waiters.wake_all_but_this_thread();
         }
         any
     }
 
-    fn descriptors(&self) -> Vec<libc::pollfd> {
-        let mut fds = vec![for_reading(self.channel.raw_fd())];
-        fds.extend(self.stream.as_ref().map(|s| for_reading(s.cq.fd())));
+    fn wake_up_descriptors(&self) -> Vec<libc::pollfd> {
+        let mut fds = vec![pollfd_for_reading(self.cm_event_channel.raw_fd())];
+        fds.extend(self.stream.as_ref().map(|s| pollfd_for_reading(s.cq.fd())));
         fds
     }
 
@@ -131,7 +132,7 @@ impl WaitableState for StreamSocketState {
     }
 
     fn blocking_mode(&mut self) -> &mut BlockingMode {
-        &mut self.blocking
+        &mut self.blocking_mode
     }
 }
 
@@ -141,7 +142,7 @@ impl StreamSocketState {
         rdmacm::default_device_port()?;
         // SAFETY: the channel is new, and so is the id on it.
         let (id, channel) = unsafe {
-            let (handle, channel) = own_channel()?;
+            let (handle, channel) = create_cm_event_channel()?;
             let id = id_lifecycle::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
             if id.is_err() {
                 ChannelHandle::destroy(handle);
@@ -149,15 +150,15 @@ impl StreamSocketState {
             (id?, channel)
         };
         Ok(Self {
-            id,
-            channel,
+            cm_id: id,
+            cm_event_channel: channel,
             phase: SocketPhase::New,
             stream: None,
-            blocking: BlockingMode::new(nonblocking),
-            sizes: QueueSizes::default(),
+            blocking_mode: BlockingMode::new(nonblocking),
+            queue_and_buffer_sizes: QueueAndBufferSizes::default(),
             reuse_address: 0,
             v6only: 0,
-            stored_options: StoredOptions::default(),
+            ineffective_options: IneffectiveOptions::default(),
             pending_so_error: 0,
             waiters: SocketWaiters::default(),
         })
@@ -168,23 +169,23 @@ impl StreamSocketState {
             return Err(Errno(libc::EBADF));
         }
         // SAFETY: the id lives until the socket is closed, and the lock is held as long as the result is used.
-        unsafe { CmId::borrow(self.id) }
+        unsafe { CmId::borrow(self.cm_id) }
     }
 
     fn handle_cm_events_if_any(&mut self) -> bool {
         let mut any = false;
-        while let Ok(news) = CmNotification::next(&self.channel) {
+        while let Ok(news) = CmNotification::next(&self.cm_event_channel) {
             any = true;
-            self.handle_event(&news);
+            self.handle_cm_event(&news);
         }
         any
     }
 
-    fn handle_event(&mut self, news: &CmNotification) {
+    fn handle_cm_event(&mut self, news: &CmNotification) {
         match (news.event, self.phase) {
             (RDMA_CM_EVENT_ESTABLISHED, SocketPhase::Connecting) => {
                 let set = news
-                    .peer
+                    .peer_conn_data
                     .as_ref()
                     .ok_or(Errno(libc::EPROTO))
                     .and_then(|peer| {
@@ -205,7 +206,7 @@ impl StreamSocketState {
                 if let Some(stream) = &mut self.stream {
                     // Data that arrived before the disconnect can still be read.
                     stream.process_completions_if_any();
-                    stream.final_status.get_or_insert(0);
+                    stream.final_errno.get_or_insert(0);
                 }
             }
             (RDMA_CM_EVENT_UNREACHABLE, SocketPhase::Connecting) => self.fail(libc::ETIMEDOUT),
@@ -221,11 +222,11 @@ impl StreamSocketState {
     }
 
     fn fail(&mut self, errno: c_int) {
-        self.phase = SocketPhase::Failed;
+        self.phase = SocketPhase::FailedToConnect;
         self.pending_so_error = errno;
     }
 
-    pub(crate) fn take_error_or(&mut self, otherwise: c_int) -> Errno {
+    pub(crate) fn take_so_error_or(&mut self, otherwise: c_int) -> Errno {
         match std::mem::take(&mut self.pending_so_error) {
             0 => Errno(otherwise),
             errno => Errno(errno),
@@ -237,23 +238,23 @@ impl StreamSocketState {
         match self.phase {
             SocketPhase::Connecting | SocketPhase::Accepting => None,
             SocketPhase::Connected => Some(Ok(())),
-            _ => Some(Err(self.take_error_or(libc::ECONNREFUSED))),
+            _ => Some(Err(self.take_so_error_or(libc::ECONNREFUSED))),
         }
     }
 
     pub(crate) fn start_connecting(&mut self, addr: IdAddress) -> Result {
         let id = self.cm_id()?;
         resolve::resolve_addr(id, None, addr)?;
-        let resolved = CmNotification::next(&self.channel)?;
+        let resolved = CmNotification::next(&self.cm_event_channel)?;
         if resolved.event != RDMA_CM_EVENT_ADDR_RESOLVED {
             return Err(Errno(resolved.status.abs()));
         }
         resolve::resolve_route(id)?;
-        CmNotification::next(&self.channel)?;
+        CmNotification::next(&self.cm_event_channel)?;
         // SAFETY: the id is bound to a device and has no other user. The parameters point to `data`, which is live.
         unsafe {
-            let stream = Stream::new(id, self.sizes)?;
-            let data = stream.conn_data().encode();
+            let stream = Stream::new(id, self.queue_and_buffer_sizes)?;
+            let data = stream.own_conn_data().encode();
             self.stream = Some(stream);
             let param = conn_param(&data);
             id_lifecycle::connect(id, &raw const param)?;
@@ -265,7 +266,7 @@ impl StreamSocketState {
     /// For a listener, returns the next request as a connecting session, with the peer's address.
     pub(crate) fn accept_next_request(&mut self) -> Option<Result<(Self, IdAddress)>> {
         loop {
-            let news = match CmNotification::next(&self.channel) {
+            let news = match CmNotification::next(&self.cm_event_channel) {
                 Ok(news) => news,
                 Err(Errno(libc::EAGAIN)) => return None,
                 Err(e) => return Some(Err(e)),
@@ -274,7 +275,7 @@ impl StreamSocketState {
                 continue;
             }
             // SAFETY: the id of a request, which has no other user.
-            match unsafe { self.accept_request(news.id, news.peer) } {
+            match unsafe { self.accept_request(news.id, news.peer_conn_data) } {
                 Ok(new) => return Some(Ok(new)),
                 // The program may retry when another thread has freed resources.
                 Err(e) if e.is_resource_shortage() => return Some(Err(e)),
@@ -306,17 +307,17 @@ impl StreamSocketState {
                 }
             };
             id.migrate(channel_handle)?;
-            let data = stream.conn_data().encode();
+            let data = stream.own_conn_data().encode();
             let mut new = Self {
-                id: handle,
-                channel,
+                cm_id: handle,
+                cm_event_channel: channel,
                 phase: SocketPhase::Accepting,
                 stream: Some(stream),
-                blocking: BlockingMode::new(false),
-                sizes: self.sizes,
+                blocking_mode: BlockingMode::new(false),
+                queue_and_buffer_sizes: self.queue_and_buffer_sizes,
                 reuse_address: self.reuse_address,
                 v6only: self.v6only,
-                stored_options: self.stored_options,
+                ineffective_options: self.ineffective_options,
                 pending_so_error: 0,
                 waiters: SocketWaiters::default(),
             };
@@ -329,7 +330,7 @@ impl StreamSocketState {
                 Ok(peer) => Ok((new, peer)),
                 // The peer has closed the connection.
                 Err(e) => {
-                    new.dispose();
+                    new.destroy_id_and_qp();
                     Err(e)
                 }
             }
@@ -351,10 +352,10 @@ impl StreamSocketState {
     )> {
         let peer = peer.ok_or(Errno(libc::EPROTO))?;
         // SAFETY: contract of this function.
-        let mut stream = unsafe { Stream::new(id, self.sizes) }?;
+        let mut stream = unsafe { Stream::new(id, self.queue_and_buffer_sizes) }?;
         match stream
             .set_peer_conn_data(&peer)
-            .and_then(|()| own_channel())
+            .and_then(|()| create_cm_event_channel())
         {
             Ok((handle, channel)) => Ok((stream, handle, channel)),
             Err(e) => {
@@ -369,7 +370,7 @@ impl StreamSocketState {
         match (self.phase, &mut self.stream) {
             (SocketPhase::Connecting | SocketPhase::Accepting, _) => Ok(None),
             (SocketPhase::Connected, Some(stream)) => {
-                match stream.final_status {
+                match stream.final_errno {
                     Some(0) => return Err(Errno(libc::EPIPE)),
                     Some(errno) => return Err(Errno(errno)),
                     None if stream.has_shut_down => return Err(Errno(libc::EPIPE)),
@@ -397,7 +398,7 @@ impl StreamSocketState {
                 if got > 0 || bytes.is_empty() {
                     return Ok(Some(got));
                 }
-                match stream.final_status {
+                match stream.final_errno {
                     None if !stream.peer_has_shut_down => Ok(None),
                     Some(errno) if errno != 0 => Err(Errno(errno)),
                     _ => Ok(Some(0)),
@@ -408,7 +409,7 @@ impl StreamSocketState {
     }
 
     /// Destroys the id, its queue pair and its event channel.
-    pub(crate) fn dispose(&mut self) {
+    pub(crate) fn destroy_id_and_qp(&mut self) {
         if self.phase == SocketPhase::Closed {
             return;
         }
@@ -420,11 +421,11 @@ impl StreamSocketState {
         self.phase = SocketPhase::Closed;
         // SAFETY: the id and its channel belong to this socket.
         unsafe {
-            let channel = (*self.id).channel;
-            let _ = id_lifecycle::destroy_id(self.id);
+            let channel = (*self.cm_id).channel;
+            let _ = id_lifecycle::destroy_id(self.cm_id);
             ChannelHandle::destroy(channel);
         }
-        self.waiters.wake_others();
+        self.waiters.wake_all_but_this_thread();
     }
 }
 
@@ -434,7 +435,7 @@ struct CmNotification {
     status: c_int,
     id: *mut rdma_cm_id,
     /// Connection data that the peer has sent with the event.
-    peer: Option<ConnData>,
+    peer_conn_data: Option<ConnData>,
 }
 
 impl CmNotification {
@@ -461,7 +462,7 @@ impl CmNotification {
                 event: *kind,
                 status: *status,
                 id: *id,
-                peer,
+                peer_conn_data: peer,
             };
             cm_event::acknowledge_event(event);
             Ok(news)

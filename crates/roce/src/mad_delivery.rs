@@ -20,9 +20,9 @@ pub enum MadRecipient {
     /// The process that listens at the service.
     Listener,
     /// The process in this slot.
-    Slot(u16),
+    ProcessInSlot(u16),
     /// All processes: the message is a REJ that names no communication id of its receiver.
-    All,
+    AllProcesses,
 }
 
 impl CmMessage {
@@ -32,7 +32,7 @@ impl CmMessage {
         let id = match self {
             Self::Req(_) | Self::SidrReq(_) => return MadRecipient::Listener,
             Self::Mra(mra) => mra.remote_comm_id,
-            Self::Rej(rej) if rej.remote_comm_id == 0 => return MadRecipient::All,
+            Self::Rej(rej) if rej.remote_comm_id == 0 => return MadRecipient::AllProcesses,
             Self::Rej(rej) => rej.remote_comm_id,
             Self::Rep(rep) => rep.remote_comm_id,
             Self::Rtu(notice) | Self::Drep(notice) => notice.remote_comm_id,
@@ -41,7 +41,7 @@ impl CmMessage {
         };
         // The upper ten bits remain.
         #[allow(clippy::cast_possible_truncation)]
-        MadRecipient::Slot((id >> SLOT_SHIFT_IN_COMM_ID) as u16)
+        MadRecipient::ProcessInSlot((id >> SLOT_SHIFT_IN_COMM_ID) as u16)
     }
 }
 
@@ -49,9 +49,9 @@ impl CmMessage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeliveredMad {
     /// GID of the sending port.
-    pub source: [u8; GID_BYTES],
+    pub source_gid: [u8; GID_BYTES],
     /// GID of the receiving port.
-    pub destination: [u8; GID_BYTES],
+    pub destination_gid: [u8; GID_BYTES],
     /// The management datagram.
     pub mad: [u8; MAD_BYTES],
 }
@@ -63,8 +63,8 @@ impl DeliveredMad {
         let mut bytes = [0; DELIVERED_MAD_BYTES];
         let (source, rest) = bytes.split_at_mut(GID_BYTES);
         let (destination, mad) = rest.split_at_mut(GID_BYTES);
-        source.copy_from_slice(&self.source);
-        destination.copy_from_slice(&self.destination);
+        source.copy_from_slice(&self.source_gid);
+        destination.copy_from_slice(&self.destination_gid);
         mad.copy_from_slice(&self.mad);
         bytes
     }
@@ -75,8 +75,8 @@ impl DeliveredMad {
         let (source, rest) = bytes.split_first_chunk()?;
         let (destination, mad) = rest.split_first_chunk()?;
         Some(Self {
-            source: *source,
-            destination: *destination,
+            source_gid: *source,
+            destination_gid: *destination,
             mad: *mad.as_array()?,
         })
     }
@@ -104,7 +104,7 @@ mod tests {
             remote_comm_id: 1023 << SLOT_SHIFT_IN_COMM_ID | 77,
             private_data: BoundedData::default(),
         });
-        assert_eq!(rtu.recipient(), MadRecipient::Slot(1023));
+        assert_eq!(rtu.recipient(), MadRecipient::ProcessInSlot(1023));
         let request = CmMessage::SidrReq(SidrReq {
             request_id: u32::MAX,
             pkey: 0xffff,
@@ -124,7 +124,7 @@ mod tests {
         .emit(9);
         assert_eq!(
             CmMessage::parse(&mad).unwrap().1.recipient(),
-            MadRecipient::Slot(3)
+            MadRecipient::ProcessInSlot(3)
         );
     }
 
@@ -140,15 +140,15 @@ mod tests {
                 private_data: BoundedData::default(),
             })
         };
-        assert_eq!(rej(0).recipient(), MadRecipient::All);
-        assert_eq!(rej(77).recipient(), MadRecipient::Slot(0));
+        assert_eq!(rej(0).recipient(), MadRecipient::AllProcesses);
+        assert_eq!(rej(77).recipient(), MadRecipient::ProcessInSlot(0));
     }
 
     #[test]
     fn deliveries_come_back_and_other_sizes_are_refused() {
         let delivery = DeliveredMad {
-            source: [1; 16],
-            destination: [2; 16],
+            source_gid: [1; 16],
+            destination_gid: [2; 16],
             mad: [3; MAD_BYTES],
         };
         let bytes = delivery.emit();

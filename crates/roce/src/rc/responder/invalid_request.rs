@@ -17,7 +17,7 @@ pub struct InvalidRequest {
     /// Bytes of payload in the packet.
     pub payload_bytes: usize,
     /// The check that refused the packet.
-    pub check: FailedCheck,
+    pub failed_check: FailedCheck,
 }
 
 /// The check that refuses a request as invalid (IBTA vol. 1, 9.7.4.1).
@@ -25,14 +25,14 @@ pub struct InvalidRequest {
 pub enum FailedCheck {
     /// The packet does not follow the previous one in a message: `received` bytes of a message have arrived, or no
     /// message has begun.
-    Order {
+    PacketOrder {
         /// Bytes of the message that has begun.
         received: Option<u32>,
     },
     /// The queue pair does not allow the operation.
     OperationNotAllowed,
     /// The queue pair has no responder resources: its `max_dest_rd_atomic` is 0.
-    NoResources,
+    NoResponderResources,
     /// The length of the packet or of the message is wrong.
     Length {
         /// Bytes of the message in front of the packet.
@@ -58,7 +58,7 @@ impl Display for InvalidRequest {
         write!(
             f,
             "{operation:?} {position:?} with PSN {psn:#x} and {payload_bytes} bytes: {}",
-            self.check
+            self.failed_check
         )
     }
 }
@@ -66,8 +66,8 @@ impl Display for InvalidRequest {
 impl Display for FailedCheck {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Order { received: None } => write!(f, "no message has begun"),
-            Self::Order {
+            Self::PacketOrder { received: None } => write!(f, "no message has begun"),
+            Self::PacketOrder {
                 received: Some(received),
             } => write!(
                 f,
@@ -76,7 +76,7 @@ impl Display for FailedCheck {
             Self::OperationNotAllowed => {
                 write!(f, "qp_access_flags of the queue pair lack the access")
             }
-            Self::NoResources => write!(f, "max_dest_rd_atomic of the queue pair is 0"),
+            Self::NoResponderResources => write!(f, "max_dest_rd_atomic of the queue pair is 0"),
             Self::Length {
                 received,
                 announced,

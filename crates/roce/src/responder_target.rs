@@ -56,7 +56,7 @@ pub trait ResponderTarget {
     ///
     /// # Errors
     /// The reason of the refusal.
-    fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal>;
+    fn write_memory(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal>;
 
     /// Checks that a READ of `len` bytes is permitted; `len` is not 0.
     ///
@@ -68,7 +68,7 @@ pub trait ResponderTarget {
     ///
     /// # Errors
     /// The reason of the refusal.
-    fn read(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal>;
+    fn read_memory(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal>;
 
     /// Executes an atomic operation; returns the original value in the responder's byte order.
     ///
@@ -85,7 +85,7 @@ pub trait ResponderTarget {
     ///
     /// # Errors
     /// The reason of the refusal.
-    fn flush(
+    fn execute_flush(
         &mut self,
         addr: u64,
         rkey: u32,

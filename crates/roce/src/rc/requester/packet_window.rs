@@ -6,7 +6,7 @@ use super::config::SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET;
 const MIN_WINDOW_FULL_PACKETS: u64 = 32;
 
 /// Minimum number of full packets in a window that ask for an acknowledgement.
-const MIN_ACK_REQUESTS: u64 = 4;
+const MIN_ACK_REQUESTS_PER_WINDOW: u64 = 4;
 
 /// Largest number of packets in a row that do not ask for an acknowledgement.
 const MAX_PACKETS_WITHOUT_ACK_REQUEST: u64 = 32;
@@ -21,13 +21,13 @@ const WINDOW_GROWTH_FULL_PACKETS: u64 = 4;
 /// than long ones.
 #[derive(Debug)]
 pub(super) struct PacketWindow {
-    max_packets: u64,
+    max_window_packets: u64,
     /// Bytes of the window that a full packet uses.
     full_packet_bytes: u64,
-    max_bytes: u64,
-    current_bytes: u64,
+    max_window_bytes: u64,
+    current_window_bytes: u64,
     /// Packets acknowledged since the window last grew.
-    acked_since_growth: u64,
+    acked_packets_since_growth: u64,
 }
 
 impl PacketWindow {
@@ -38,47 +38,50 @@ impl PacketWindow {
             .max(full_bytes)
             .min(max_packets * full_bytes);
         Self {
-            max_packets,
+            max_window_packets: max_packets,
             full_packet_bytes: full_bytes,
-            max_bytes,
-            current_bytes: max_bytes,
-            acked_since_growth: 0,
+            max_window_bytes: max_bytes,
+            current_window_bytes: max_bytes,
+            acked_packets_since_growth: 0,
         }
     }
 
     /// Returns the number of full packets in the largest window.
-    pub(super) fn max_full_packets(&self) -> u32 {
+    pub(super) fn largest_window_full_packets(&self) -> u32 {
         // The quotient is at most `max_packets`.
-        u32::try_from(self.max_bytes / self.full_packet_bytes).unwrap_or(u32::MAX)
+        u32::try_from(self.max_window_bytes / self.full_packet_bytes).unwrap_or(u32::MAX)
     }
 
     /// Returns the number of packets with `payload_bytes` of payload that may be outstanding.
     pub(super) fn max_outstanding_packets(&self, payload_bytes: u32) -> u64 {
-        (self.current_bytes / window_bytes_of_packet(payload_bytes)).clamp(1, self.max_packets)
+        (self.current_window_bytes / window_bytes_of_packet(payload_bytes))
+            .clamp(1, self.max_window_packets)
     }
 
     /// Returns n so that every n-th packet asks for an acknowledgement and the window moves before it is full.
     pub(super) fn ack_request_interval(&self) -> u64 {
-        (self.current_bytes / self.full_packet_bytes / MIN_ACK_REQUESTS)
+        (self.current_window_bytes / self.full_packet_bytes / MIN_ACK_REQUESTS_PER_WINDOW)
             .clamp(1, MAX_PACKETS_WITHOUT_ACK_REQUEST)
     }
 
     /// Records `packets` newly acknowledged packets.
     pub(super) fn on_acknowledged(&mut self, packets: u64) {
-        self.acked_since_growth += packets;
-        if self.acked_since_growth * self.full_packet_bytes >= self.current_bytes {
-            self.acked_since_growth = 0;
-            self.current_bytes = (self.current_bytes
+        self.acked_packets_since_growth += packets;
+        if self.acked_packets_since_growth * self.full_packet_bytes >= self.current_window_bytes {
+            self.acked_packets_since_growth = 0;
+            self.current_window_bytes = (self.current_window_bytes
                 + WINDOW_GROWTH_FULL_PACKETS * self.full_packet_bytes)
-                .min(self.max_bytes);
+                .min(self.max_window_bytes);
         }
     }
 
     /// Halves the window after a loss.
     pub(super) fn on_loss(&mut self) {
-        self.acked_since_growth = 0;
+        self.acked_packets_since_growth = 0;
         let least = MIN_WINDOW_FULL_PACKETS * self.full_packet_bytes;
-        self.current_bytes = (self.current_bytes / 2).max(least).min(self.max_bytes);
+        self.current_window_bytes = (self.current_window_bytes / 2)
+            .max(least)
+            .min(self.max_window_bytes);
     }
 }
 
@@ -129,7 +132,7 @@ mod tests {
         let narrow = PacketWindow::new(100, 1, 4096);
         assert_eq!(
             (
-                narrow.max_full_packets(),
+                narrow.largest_window_full_packets(),
                 narrow.max_outstanding_packets(4096)
             ),
             (1, 1)
@@ -139,7 +142,7 @@ mod tests {
     #[test]
     fn more_short_packets_fit_than_long_ones() {
         let mut window = PacketWindow::new(256, 320 << 10, 4096);
-        assert_eq!(window.max_full_packets(), 64);
+        assert_eq!(window.largest_window_full_packets(), 64);
         assert_eq!(
             (
                 window.max_outstanding_packets(4096),

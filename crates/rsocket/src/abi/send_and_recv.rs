@@ -7,11 +7,11 @@ use libc::{msghdr, socklen_t};
 use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 
-use super::edge::{Buffer, Buffers, IovecPart, Name, NameRoom, Room, message_parts};
-use crate::table::{RSocket, find};
+use super::edge::{Buffer, Buffers, IovecPart, Name, NameRoom, Room, split_msghdr};
+use crate::socket_table::{RSocket, find};
 
 /// Largest datagram that any call accepts, in bytes.
-const MAX_DATAGRAM: usize = 65_536;
+const MAX_DATAGRAM_BYTES: usize = 65_536;
 
 c_functions! {
     /// `recv(2)`.
@@ -49,7 +49,7 @@ c_functions! {
 }
 
 fn recv(socket: c_int, buf: Room, len: usize, flags: c_int) -> Result<usize> {
-    find(socket)?.recv(buf.bytes(len)?, flags)
+    find(socket)?.recv(buf.as_mut_bytes(len)?, flags)
 }
 
 fn recv_from(
@@ -60,7 +60,7 @@ fn recv_from(
     src_addr: NameRoom,
     addrlen: InOut<'_, socklen_t>,
 ) -> Result<usize> {
-    let (got, from) = find(socket)?.recv_from(buf.bytes(len)?, flags)?;
+    let (got, from) = find(socket)?.recv_from(buf.as_mut_bytes(len)?, flags)?;
     src_addr.write_address_with_length(from, addrlen);
     Ok(got)
 }
@@ -68,7 +68,7 @@ fn recv_from(
 fn recv_message(socket: c_int, msg: InOut<'_, msghdr>, flags: c_int) -> Result<usize> {
     let socket = find(socket)?;
     let mut msg = msg.optional();
-    let (buffers, count, _, name) = message_parts(msg.as_deref())?;
+    let (buffers, count, _, name) = split_msghdr(msg.as_deref())?;
     if let Some(msg) = &mut msg {
         msg.msg_flags = 0;
     }
@@ -116,7 +116,7 @@ fn recv_datagram(
     let room = parts
         .iter()
         .fold(0, |n: usize, part| n.saturating_add(part.len()));
-    let mut bytes = vec![0; room.min(MAX_DATAGRAM)];
+    let mut bytes = vec![0; room.min(MAX_DATAGRAM_BYTES)];
     let (got, from) = socket.recv_from(&mut bytes, flags)?;
     let mut rest = bytes.get(..got.min(room)).unwrap_or(&bytes);
     for part in parts {
@@ -136,10 +136,10 @@ fn send_datagram(
 ) -> Result<usize> {
     let mut bytes = Vec::new();
     for part in parts {
-        if bytes.len().saturating_add(part.len()) > MAX_DATAGRAM {
+        if bytes.len().saturating_add(part.len()) > MAX_DATAGRAM_BYTES {
             return Err(Errno(libc::EMSGSIZE));
         }
-        bytes.extend_from_slice(part.bytes()?);
+        bytes.extend_from_slice(part.as_bytes()?);
     }
     socket.send_to(&bytes, flags, to)
 }
@@ -151,7 +151,7 @@ fn send_from_parts(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Resul
     }
     let mut done = 0;
     for part in parts {
-        let bytes = part.bytes()?;
+        let bytes = part.as_bytes()?;
         match socket.send_to(bytes, flags, None) {
             Ok(n) => {
                 done += n;
@@ -167,7 +167,7 @@ fn send_from_parts(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Resul
 }
 
 fn send(socket: c_int, buf: Buffer, len: usize, flags: c_int) -> Result<usize> {
-    find(socket)?.send_to(buf.bytes(len)?, flags, None)
+    find(socket)?.send_to(buf.as_bytes(len)?, flags, None)
 }
 
 fn send_to(
@@ -182,17 +182,17 @@ fn send_to(
     if !socket.is_datagram() && (!dest_addr.is_null() || addrlen != 0) {
         return Err(Errno(libc::EISCONN));
     }
-    let to = (!dest_addr.is_null()).then(|| dest_addr.read_address(addrlen));
-    socket.send_to(buf.bytes(len)?, flags, to.transpose()?)
+    let to = (!dest_addr.is_null()).then(|| dest_addr.to_id_address(addrlen));
+    socket.send_to(buf.as_bytes(len)?, flags, to.transpose()?)
 }
 
 fn send_message(socket: c_int, msg: InConst<'_, msghdr>, flags: c_int) -> Result<usize> {
     let socket = find(socket)?;
     let msg = msg.optional();
-    let (buffers, count, name, _) = message_parts(msg)?;
+    let (buffers, count, name, _) = split_msghdr(msg)?;
     let parts = buffers.parts(count)?;
     if socket.is_datagram() && !name.is_null() {
-        let to = name.read_address(msg.map_or(0, |msg| msg.msg_namelen))?;
+        let to = name.to_id_address(msg.map_or(0, |msg| msg.msg_namelen))?;
         return send_datagram(&socket, parts, flags, Some(to));
     }
     send_from_parts(&socket, parts, flags)

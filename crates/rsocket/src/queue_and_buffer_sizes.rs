@@ -9,7 +9,7 @@ const MIN_SOCKET_BUFFER_BYTES: c_int = 2048;
 
 /// The sizes of queues and buffers, as set by socket options; the defaults are those of `rsocket(7)`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QueueSizes {
+pub(crate) struct QueueAndBufferSizes {
     /// Bytes of the send buffer; `recv_buffer_bytes`: of the receive buffer.
     pub(crate) send_buffer_bytes: usize,
     pub(crate) recv_buffer_bytes: usize,
@@ -18,10 +18,10 @@ pub(crate) struct QueueSizes {
     pub(crate) rq_wrs: u16,
     pub(crate) max_inline: u16,
     /// Number of buffers that the peer may map.
-    pub(crate) iomap_entries: u16,
+    pub(crate) iomap_entry_count: u16,
 }
 
-impl Default for QueueSizes {
+impl Default for QueueAndBufferSizes {
     fn default() -> Self {
         Self {
             send_buffer_bytes: 1 << 17,
@@ -29,12 +29,12 @@ impl Default for QueueSizes {
             sq_wrs: 384,
             rq_wrs: 384,
             max_inline: 64,
-            iomap_entries: 0,
+            iomap_entry_count: 0,
         }
     }
 }
 
-impl QueueSizes {
+impl QueueAndBufferSizes {
     /// Sets an option of the level `SOL_RDMA`; `None` if no such option exists.
     pub(crate) fn set_rdma_option_if_known(&mut self, name: c_int, value: c_int) -> Option<()> {
         let value = u16::try_from(value.clamp(0, 8192)).ok()?;
@@ -42,7 +42,7 @@ impl QueueSizes {
             RDMA_SQSIZE => self.sq_wrs = value,
             RDMA_RQSIZE => self.rq_wrs = value,
             RDMA_INLINE => self.max_inline = value.min(1024),
-            RDMA_IOMAPSIZE => self.iomap_entries = value,
+            RDMA_IOMAPSIZE => self.iomap_entry_count = value,
             _ => return None,
         }
         Some(())
@@ -54,7 +54,7 @@ impl QueueSizes {
             RDMA_SQSIZE => Some(self.sq_wrs.into()),
             RDMA_RQSIZE => Some(self.rq_wrs.into()),
             RDMA_INLINE => Some(self.max_inline.into()),
-            RDMA_IOMAPSIZE => Some(self.iomap_entries.into()),
+            RDMA_IOMAPSIZE => Some(self.iomap_entry_count.into()),
             _ => None,
         }
     }

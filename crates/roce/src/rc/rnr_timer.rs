@@ -1,7 +1,7 @@
 //! The codes of the RNR NAK timer (IBTA vol. 1, table 46).
 
 /// Times of the codes, in units of 10 microseconds.
-const TIMES_10_US: [u64; 32] = [
+const RNR_WAITS_10_US: [u64; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024,
     1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
@@ -9,7 +9,7 @@ const TIMES_10_US: [u64; 32] = [
 /// Returns the time in nanoseconds that a requester waits after an RNR NAK with this code.
 #[must_use]
 pub fn rnr_wait_ns(code: u8) -> u64 {
-    TIMES_10_US[usize::from(code % 32)] * 10_000
+    RNR_WAITS_10_US[usize::from(code % 32)] * 10_000
 }
 
 #[cfg(test)]

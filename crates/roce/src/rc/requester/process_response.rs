@@ -42,16 +42,15 @@ pub(super) fn process_response(
                 packet.payload.len() == bytes as usize && packet.bth.position.is_last() == is_last;
             is_expected.then(|| match bytes {
                 0 => Ok(()),
-                _ => memory.write_result(position, offset, packet.payload),
+                _ => memory.write_read_or_atomic_result(position, offset, packet.payload),
             })
         }
         (
             RequestOperation::CompareSwap { .. } | RequestOperation::FetchAdd { .. },
             PacketOperation::AtomicAcknowledge,
-        ) => packet
-            .extended
-            .original_value
-            .map(|original| memory.write_result(position, 0, &original.to_ne_bytes())),
+        ) => packet.extended.original_value.map(|original| {
+            memory.write_read_or_atomic_result(position, 0, &original.to_ne_bytes())
+        }),
         (
             RequestOperation::AtomicWrite { .. } | RequestOperation::Flush { .. },
             PacketOperation::ReadResponse,

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use verbs_abi::AF_IB;
 
 use crate::datagram::DatagramSocket;
-use crate::socket::StreamSocket;
+use crate::stream_socket::StreamSocket;
 use crate::wait::WaitingThread;
 use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, Result};
@@ -90,7 +90,7 @@ impl RSocket {
     ///
     /// # Errors
     /// `EOPNOTSUPP` for a datagram socket, as from system calls that need a stream.
-    pub(crate) fn stream(&self) -> Result<&Arc<StreamSocket>> {
+    pub(crate) fn as_stream_socket(&self) -> Result<&Arc<StreamSocket>> {
         match self {
             Stream(s) => Ok(s),
             Datagram(_) => Err(Errno(libc::EOPNOTSUPP)),
@@ -110,7 +110,7 @@ impl RSocket {
 
     /// Returns the next connection and the peer's address.
     pub(crate) fn accept(&self) -> Result<(RawFd, IdAddress)> {
-        let (socket, fd, peer) = self.stream()?.accept()?;
+        let (socket, fd, peer) = self.as_stream_socket()?.accept()?;
         Ok((insert(Stream(socket), fd), peer))
     }
 
@@ -173,7 +173,7 @@ impl RSocket {
     }
 
     /// Implements `F_SETFL` of `rfcntl`.
-    pub(crate) fn set_flags(&self, flags: c_int) {
+    pub(crate) fn set_status_flags(&self, flags: c_int) {
         let nonblocking = flags & libc::O_NONBLOCK != 0;
         match self {
             Stream(s) => s.set_nonblocking(nonblocking),
@@ -182,7 +182,7 @@ impl RSocket {
     }
 
     /// Implements `F_GETFL` of `rfcntl`.
-    pub(crate) fn flags(&self) -> c_int {
+    pub(crate) fn status_flags(&self) -> c_int {
         let nonblocking = match self {
             Stream(s) => s.is_nonblocking(),
             Datagram(s) => s.is_nonblocking(),

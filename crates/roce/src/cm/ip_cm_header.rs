@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::icrc::FrameAddresses;
+use crate::icrc::IpAddressPair;
 
 /// Bytes of the header in front of the consumer's private data.
 pub const IP_CM_HEADER_BYTES: usize = 36;
@@ -42,7 +42,7 @@ impl PortSpace {
 
     /// Returns port space and port of a service id; `None` if the service id belongs to no port space.
     #[must_use]
-    pub fn of_service_id(service_id: u64) -> Option<(Self, u16)> {
+    pub fn split_service_id(service_id: u64) -> Option<(Self, u16)> {
         let [0, 0, 0, 0, s0, s1, p0, p1] = service_id.to_be_bytes() else {
             return None;
         };
@@ -58,7 +58,7 @@ impl PortSpace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpCmHeader {
     /// Addresses of the sender and the receiver of the request.
-    pub addresses: FrameAddresses,
+    pub addresses: IpAddressPair,
     /// Source port of the sender.
     pub src_port: u16,
 }
@@ -98,11 +98,11 @@ impl IpCmHeader {
         let addresses = match ip >> 4 {
             4 => {
                 let [src, dst] = [src, dst].map(|[.., a, b, c, d]| Ipv4Addr::new(a, b, c, d));
-                FrameAddresses::V4 { src, dst }
+                IpAddressPair::V4 { src, dst }
             }
             6 => {
                 let [src, dst] = [src, dst].map(Ipv6Addr::from_octets);
-                FrameAddresses::V6 { src, dst }
+                IpAddressPair::V6 { src, dst }
             }
             other => return Err(IpCmHeaderError::IpVersion(other)),
         };
@@ -120,12 +120,12 @@ impl IpCmHeader {
         let mut header = [0; IP_CM_HEADER_BYTES];
         header[2..4].copy_from_slice(&self.src_port.to_be_bytes());
         match self.addresses {
-            FrameAddresses::V4 { src, dst } => {
+            IpAddressPair::V4 { src, dst } => {
                 header[1] = 4 << 4;
                 header[16..20].copy_from_slice(&src.octets());
                 header[32..].copy_from_slice(&dst.octets());
             }
-            FrameAddresses::V6 { src, dst } => {
+            IpAddressPair::V6 { src, dst } => {
                 header[1] = 6 << 4;
                 header[4..20].copy_from_slice(&src.octets());
                 header[20..].copy_from_slice(&dst.octets());
