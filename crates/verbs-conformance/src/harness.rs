@@ -19,12 +19,15 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
 use crate::deviations::{Deviation, DeviationKind, Deviations};
-use crate::env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome};
-use crate::notes::{HANG_LIMITS_MAX, WAIT_LIMIT_VARIABLE, print_notes, wait_until_test_hangs};
+use crate::progress_notes::{
+    MAX_HANG_LIMITS_PER_TEST, WAIT_LIMIT_ENV_VAR, print_case_and_awaited_event,
+    wait_until_test_hangs,
+};
 use crate::role::{ROLE_ARG_ENV_VAR, ROLE_ENV_VAR, SETTINGS_ENV_VAR};
-use crate::{peer, worker};
+use crate::test_env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome};
+use crate::{child_processes, worker};
 
-pub use crate::notes::{record_awaited_event, record_case, wait_limit};
+pub use crate::progress_notes::{record_awaited_event, record_case, wait_limit};
 pub use crate::role::role_command;
 
 /// Exit status of a skipped test.
@@ -40,12 +43,12 @@ pub struct SuiteVariant {
     /// Settings of the variant's tests.
     pub settings: Settings,
     /// Environment variables for the processes of the variant's tests.
-    pub env: Vec<(String, String)>,
+    pub env_vars: Vec<(String, String)>,
     /// True if each test runs as a host with its own address.
     pub gives_test_own_address: bool,
     /// Fabric folder of the software NIC. The folder must be empty or absent after the tests, and is then
     /// removed.
-    pub fabric: Option<PathBuf>,
+    pub fabric_folder: Option<PathBuf>,
     /// Time without progress after which a test counts as hung.
     pub hang_timeout: Duration,
     /// Known deviations of the NIC, set by [`SuiteVariant::with_deviations`].
@@ -53,32 +56,34 @@ pub struct SuiteVariant {
 }
 
 /// Time after which a test that is known to fail counts as hung.
-const KNOWN_FAILURE_TIMEOUT: Duration = Duration::from_secs(20);
+const KNOWN_FAILURE_HANG_TIMEOUT: Duration = Duration::from_secs(20);
 /// Seconds that a test which is known to fail waits for an event; the event will not occur. See
 /// [`wait_limit`].
-const KNOWN_FAILURE_WAIT_S: &str = "3";
+const KNOWN_FAILURE_EVENT_WAIT_S: &str = "3";
 
 impl SuiteVariant {
     /// Returns the variant for the software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
     #[must_use]
     pub fn softnic(link_layer: &str) -> Self {
         let mut settings = Settings::new(crate::ProviderKind::Softnic);
-        settings.link_layer = Some(match link_layer {
+        settings.required_link_layer = Some(match link_layer {
             "ib" => verbs_abi::IBV_LINK_LAYER_INFINIBAND,
             _ => verbs_abi::IBV_LINK_LAYER_ETHERNET,
         });
         if link_layer == "ib" {
-            settings.without.insert(NicCapability::RawPackets);
+            settings
+                .excluded_capabilities
+                .insert(NicCapability::RawPackets);
         }
         let fabric = unused_fabric_path(link_layer);
         Self {
             test_name_prefix: link_layer.to_owned(),
             settings,
-            env: vec![
+            env_vars: vec![
                 ("VERBATIM_LINK_LAYER".into(), link_layer.into()),
                 ("VERBATIM_FABRIC_DIR".into(), fabric.display().to_string()),
             ],
-            fabric: Some(fabric),
+            fabric_folder: Some(fabric),
             gives_test_own_address: false,
             hang_timeout: Duration::from_secs(60),
             deviations: None,
@@ -88,12 +93,12 @@ impl SuiteVariant {
     /// Returns the variant for the machine's libibverbs, with the known deviations of the device.
     #[must_use]
     pub fn system(settings: Settings) -> Self {
-        let deviations = Deviations::for_settings(&settings);
+        let deviations = Deviations::find_for_settings(&settings);
         Self {
             test_name_prefix: String::new(),
             settings,
-            env: Vec::new(),
-            fabric: None,
+            env_vars: Vec::new(),
+            fabric_folder: None,
             gives_test_own_address: false,
             hang_timeout: Duration::from_secs(60),
             deviations: None,
@@ -107,9 +112,9 @@ impl SuiteVariant {
     /// listed test that passes is a failure, because the list is wrong.
     #[must_use]
     pub fn with_deviations(mut self, deviations: Option<&'static Deviations>) -> Self {
-        self.settings.lacks = deviations
+        self.settings.lacked_capabilities = deviations
             .iter()
-            .flat_map(|deviations| deviations.lacks)
+            .flat_map(|deviations| deviations.lacked_capabilities)
             .copied()
             .collect();
         self.deviations = deviations;
@@ -170,7 +175,7 @@ pub fn play_role_if_requested(tests: &[&'static SuiteTest]) -> Option<ExitCode> 
         .with_ansi(false)
         .init();
     let arg = std::env::var(ROLE_ARG_ENV_VAR).unwrap_or_default();
-    Some(match play(&role, &arg, tests) {
+    Some(match play_role(&role, &arg, tests) {
         Ok(code) => code,
         Err(err) => {
             eprintln!("{role}: {err:#}");
@@ -179,11 +184,11 @@ pub fn play_role_if_requested(tests: &[&'static SuiteTest]) -> Option<ExitCode> 
     })
 }
 
-fn play(role: &str, arg: &str, tests: &[&'static SuiteTest]) -> anyhow::Result<ExitCode> {
+fn play_role(role: &str, arg: &str, tests: &[&'static SuiteTest]) -> anyhow::Result<ExitCode> {
     let settings = std::env::var(SETTINGS_ENV_VAR).context("no settings")?;
     let settings: Settings = serde_json::from_str(&settings)?;
     if role == "open" {
-        return peer::open_device_and_report(&settings);
+        return child_processes::open_device_and_report(&settings);
     }
     let env = TestEnv::new(settings)?;
     match role {
@@ -195,9 +200,9 @@ fn play(role: &str, arg: &str, tests: &[&'static SuiteTest]) -> anyhow::Result<E
                 .context("no such test")?;
             Ok(run_test(test, &env, Duration::from_millis(limit.parse()?)))
         }
-        "peer" => peer::execute_commands_from_stdin(&env),
-        "worker" => worker::work(&env, arg),
-        "idle" => peer::play_idle_role(&env, arg),
+        "peer" => child_processes::execute_commands_from_stdin(&env),
+        "worker" => worker::play_worker_role(&env, arg),
+        "idle" => child_processes::play_idle_role(&env, arg),
         _ => anyhow::bail!("no such role"),
     }
 }
@@ -207,12 +212,12 @@ fn run_test(test: &SuiteTest, env: &TestEnv, limit: Duration) -> ExitCode {
     let print_panic = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         print_panic(info);
-        print_notes();
+        print_case_and_awaited_event();
     }));
     std::thread::spawn(move || {
         wait_until_test_hangs(limit);
         eprintln!("it hangs");
-        print_notes();
+        print_case_and_awaited_event();
         std::process::exit(HUNG_EXIT_STATUS.into());
     });
     match std::panic::catch_unwind(|| (test.run)(env)) {
@@ -237,7 +242,7 @@ enum TestVerdict {
 struct LibtestFlags {
     filters: Vec<String>,
     skips: Vec<String>,
-    exact: bool,
+    exact_names: bool,
     list: bool,
     only_ignored: bool,
     show_output: bool,
@@ -260,7 +265,7 @@ impl LibtestFlags {
                     .with_context(|| format!("{name} needs a value"))
             };
             match name {
-                "--exact" => flags.exact = true,
+                "--exact" => flags.exact_names = true,
                 "--list" => flags.list = true,
                 "--ignored" => flags.only_ignored = true,
                 "--nocapture" | "--no-capture" => flags.show_output = true,
@@ -280,7 +285,7 @@ impl LibtestFlags {
 
     fn selects(&self, name: &str) -> bool {
         let matches = |filter: &String| {
-            if self.exact {
+            if self.exact_names {
                 name == filter
             } else {
                 name.contains(filter.as_str())
@@ -299,7 +304,7 @@ pub fn main(tests: &[&'static SuiteTest], variants: &[SuiteVariant]) -> ExitCode
         return code;
     }
     match LibtestFlags::parse(std::env::args().skip(1)) {
-        Ok(flags) => run(tests, variants, &flags),
+        Ok(flags) => run_selected_tests(tests, variants, &flags),
         Err(err) => {
             eprintln!("error: {err:#}");
             ExitCode::from(2)
@@ -320,13 +325,17 @@ pub fn run_filtered(
         threads,
         ..LibtestFlags::default()
     };
-    run(tests, variants, &flags)
+    run_selected_tests(tests, variants, &flags)
 }
 
 /// Name of the check that no file remains in a variant's fabric.
 const FABRIC_CHECK_NAME: &str = "harness::nothing_is_left_in_the_fabric";
 
-fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestFlags) -> ExitCode {
+fn run_selected_tests(
+    tests: &[&'static SuiteTest],
+    variants: &[SuiteVariant],
+    flags: &LibtestFlags,
+) -> ExitCode {
     let name = |variant: &SuiteVariant, name: &str| {
         if variant.test_name_prefix.is_empty() {
             name.to_owned()
@@ -346,7 +355,7 @@ fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestF
                 filtered += 1;
             }
         }
-        if variant.fabric.is_some() {
+        if variant.fabric_folder.is_some() {
             let name = name(variant, FABRIC_CHECK_NAME);
             if flags.selects(&name) || jobs.iter().any(|(_, v, _)| std::ptr::eq(*v, variant)) {
                 checks.push((name, variant));
@@ -403,7 +412,7 @@ fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestF
 struct VerdictCounts {
     passed: usize,
     ignored: usize,
-    failures: Vec<(String, String)>,
+    failed_names_and_messages: Vec<(String, String)>,
 }
 
 impl VerdictCounts {
@@ -419,25 +428,25 @@ impl VerdictCounts {
             }
             TestVerdict::Failed(why) => {
                 println!("test {name} ... FAILED");
-                self.failures.push((name.to_owned(), why));
+                self.failed_names_and_messages.push((name.to_owned(), why));
             }
         }
         let _ = std::io::stdout().flush();
     }
 
     fn print_summary(mut self, filtered: usize, elapsed: Duration) -> ExitCode {
-        self.failures.sort();
-        if !self.failures.is_empty() {
+        self.failed_names_and_messages.sort();
+        if !self.failed_names_and_messages.is_empty() {
             println!("\nfailures:\n");
-            for (name, why) in &self.failures {
+            for (name, why) in &self.failed_names_and_messages {
                 println!("---- {name} ----\n{}\n", why.trim_end());
             }
             println!("\nfailures:");
-            for (name, _) in &self.failures {
+            for (name, _) in &self.failed_names_and_messages {
                 println!("    {name}");
             }
         }
-        let failed = self.failures.len();
+        let failed = self.failed_names_and_messages.len();
         println!(
             "\ntest result: {}. {} passed; {failed} failed; {} ignored; 0 measured; {filtered} filtered \
              out; finished in {:.2}s\n",
@@ -456,9 +465,9 @@ impl VerdictCounts {
 
 fn run_in_child(variant: &SuiteVariant, test: &SuiteTest, show: bool) -> TestVerdict {
     let lacking: Vec<String> = test
-        .needs
+        .needed_capabilities
         .iter()
-        .filter(|cap| variant.settings.without.contains(cap))
+        .filter(|cap| variant.settings.excluded_capabilities.contains(cap))
         .map(ToString::to_string)
         .collect();
     if !lacking.is_empty() {
@@ -466,7 +475,7 @@ fn run_in_child(variant: &SuiteVariant, test: &SuiteTest, show: bool) -> TestVer
     }
     let known = variant
         .deviations
-        .and_then(|deviations| Some((deviations, deviations.get(test.name)?)));
+        .and_then(|deviations| Some((deviations, deviations.find_by_test_name(test.name)?)));
     if let Some((deviations, deviation)) = known
         && deviation.kind == DeviationKind::KernelCrash
     {
@@ -520,21 +529,21 @@ fn try_run_in_child(
     show: bool,
 ) -> anyhow::Result<TestVerdict> {
     let limit = if known {
-        variant.hang_timeout.min(KNOWN_FAILURE_TIMEOUT)
+        variant.hang_timeout.min(KNOWN_FAILURE_HANG_TIMEOUT)
     } else {
         variant.hang_timeout
     };
     let arg = format!("{} {}", test.name, limit.as_millis());
     let mut command = role_command("test", &arg, &variant.settings)?;
-    command.envs(variant.env.iter().cloned());
+    command.envs(variant.env_vars.iter().cloned());
     if variant.gives_test_own_address {
         command.env("VERBATIM_ADDRESS", unique_host_address());
     }
     if known {
-        command.env(WAIT_LIMIT_VARIABLE, KNOWN_FAILURE_WAIT_S);
+        command.env(WAIT_LIMIT_ENV_VAR, KNOWN_FAILURE_EVENT_WAIT_S);
     }
     // The output goes to a file, because a pipe would stay open as long as any grandchild lives.
-    let mut output = anonymous_file().context("a file for the test's output")?;
+    let mut output = create_unlinked_file().context("a file for the test's output")?;
     if !show {
         command
             .stdout(output.try_clone()?)
@@ -542,7 +551,7 @@ fn try_run_in_child(
     }
     let mut child = command.spawn().context("start the test")?;
     // A hung test ends its own process. This limit is for a process that cannot end itself.
-    let limit = limit * HANG_LIMITS_MAX + Duration::from_secs(15);
+    let limit = limit * MAX_HANG_LIMITS_PER_TEST + Duration::from_secs(15);
     let status = wait_for_exit_or_timeout(&mut child, limit)?;
     if status.is_none() {
         child.kill()?;
@@ -568,7 +577,7 @@ fn try_run_in_child(
 }
 
 /// Creates a file and removes its name.
-fn anonymous_file() -> std::io::Result<File> {
+fn create_unlinked_file() -> std::io::Result<File> {
     static NEXT_FILE: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT_FILE.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("verbs-conformance-{}-{n}", std::process::id()));
@@ -583,18 +592,18 @@ fn anonymous_file() -> std::io::Result<File> {
 
 /// Lets another process join and leave the fabric, and checks that no file remains in its folder.
 fn check_fabric_left_empty(variant: &SuiteVariant) -> TestVerdict {
-    let Some(fabric) = &variant.fabric else {
+    let Some(fabric) = &variant.fabric_folder else {
         return TestVerdict::Passed;
     };
     let result: anyhow::Result<()> = (|| {
         let mut command = role_command("open", "", &variant.settings)?;
-        let output = command.envs(variant.env.iter().cloned()).output()?;
+        let output = command.envs(variant.env_vars.iter().cloned()).output()?;
         anyhow::ensure!(
             output.status.success(),
             "the last process failed: {}",
             String::from_utf8_lossy(&output.stderr)
         );
-        let mut left = file_names(fabric);
+        let mut left = file_names_in_folder(fabric);
         // The counters of packets and of ports may remain after all processes have left.
         left.retain(|name| name != "counters" && name != "traffic");
         anyhow::ensure!(left.is_empty(), "left in {}: {left:?}", fabric.display());
@@ -609,7 +618,7 @@ fn check_fabric_left_empty(variant: &SuiteVariant) -> TestVerdict {
 
 /// Returns the file names in a folder; returns no names if the folder does not exist.
 #[must_use]
-pub fn file_names(folder: &std::path::Path) -> Vec<String> {
+pub fn file_names_in_folder(folder: &std::path::Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };
@@ -627,8 +636,8 @@ mod tests {
 
     #[test]
     fn a_known_deviation_is_skipped_only_when_it_fails_as_listed() {
-        let deviations = Deviations::named("rxe").expect("known");
-        let listed = deviations.list().next().expect("not empty");
+        let deviations = Deviations::find_by_device_name("rxe").expect("known");
+        let listed = deviations.iter_all().next().expect("not empty");
         let judge = |deviation: &Deviation, verdict| {
             verdict_given_deviation(deviations, deviation, verdict)
         };

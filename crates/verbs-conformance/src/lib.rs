@@ -22,29 +22,29 @@
 
 #![deny(unsafe_code)]
 
+pub mod child_processes;
 mod deviations;
-mod env;
 pub mod harness;
 #[allow(unsafe_code)]
 pub mod memory;
-mod notes;
+#[allow(unsafe_code)]
+pub mod memory_window;
 #[allow(unsafe_code)]
 pub mod objects;
 pub mod pair;
-pub mod peer;
+mod progress_notes;
 #[allow(unsafe_code)]
 mod provider;
 #[allow(unsafe_code)]
-pub mod raw;
+pub mod raw_packet;
 mod rng;
 mod role;
 #[allow(unsafe_code)]
 mod signals;
 mod suite;
 #[allow(unsafe_code)]
-pub mod tags;
-#[allow(unsafe_code)]
-pub mod window;
+pub mod tag_matching;
+mod test_env;
 pub mod worker;
 #[allow(unsafe_code)]
 pub mod wr;
@@ -52,7 +52,9 @@ pub mod wr;
 pub mod xrc;
 
 pub use deviations::{Deviation, DeviationKind, Deviations};
-pub use env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome, UnknownCapabilityName};
 pub use provider::{ProviderKind, load_system};
 pub use rng::{Rng, pattern};
 pub use suite::tests;
+pub use test_env::{
+    NicCapability, Settings, SuiteTest, TestEnv, TestOutcome, UnknownCapabilityName,
+};

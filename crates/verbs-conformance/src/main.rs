@@ -13,7 +13,7 @@ use verbs_conformance::{Deviations, NicCapability, ProviderKind, Settings, Suite
 ///
 /// Exit status: 0 all passed or were skipped, 101 some failed, 2 the run could not start.
 #[derive(Parser)]
-#[command(name = "verbs-conformance", version, after_help = capabilities_help_text(), after_long_help = examples())]
+#[command(name = "verbs-conformance", version, after_help = capabilities_help_text(), after_long_help = examples_help_text())]
 struct Cli {
     /// Which libibverbs: the software NIC, or the machine's own library
     #[arg(long, value_enum, default_value = "softnic")]
@@ -40,7 +40,7 @@ struct Cli {
     #[arg(long, value_name = "DEVICE", value_parser = deviations_arg_values())]
     deviations: Option<String>,
     /// Print the known deviations of a device as a table in Markdown, and do nothing else
-    #[arg(long, value_name = "DEVICE", value_parser = Deviations::ALL.map(|known| known.device))]
+    #[arg(long, value_name = "DEVICE", value_parser = Deviations::ALL.map(|known| known.device_name))]
     list_deviations: Option<String>,
     /// Tests that run at the same time; one per CPU unless given
     #[arg(long, value_name = "N")]
@@ -55,7 +55,7 @@ struct Cli {
 
 fn deviations_arg_values() -> Vec<&'static str> {
     let mut names = vec!["auto", "none"];
-    names.extend(Deviations::ALL.map(|known| known.device));
+    names.extend(Deviations::ALL.map(|known| known.device_name));
     names
 }
 
@@ -66,7 +66,7 @@ fn capabilities_help_text() -> String {
     format!("Capabilities for --without:\n{}", lines.collect::<String>())
 }
 
-fn examples() -> String {
+fn examples_help_text() -> String {
     format!(
         "{}\nExamples:\n  verbs-conformance\n  verbs-conformance --link-layer ib --filter ud::\n  \
          verbs-conformance --provider system --device rxe0 --gid-index 1\n  \
@@ -81,7 +81,11 @@ fn main() -> ExitCode {
         return code;
     }
     let cli = Cli::parse();
-    if let Some(known) = cli.list_deviations.as_deref().and_then(Deviations::named) {
+    if let Some(known) = cli
+        .list_deviations
+        .as_deref()
+        .and_then(Deviations::find_by_device_name)
+    {
         print!("{}", known.to_markdown());
         return ExitCode::SUCCESS;
     }
@@ -93,7 +97,11 @@ fn main() -> ExitCode {
                     .iter()
                     .any(|text| test.name.contains(text.as_str()))
         }) {
-            let needs: Vec<String> = test.needs.iter().map(ToString::to_string).collect();
+            let needs: Vec<String> = test
+                .needed_capabilities
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             println!("{:<70}{}", test.name, needs.join(","));
         }
         return ExitCode::SUCCESS;
@@ -117,12 +125,12 @@ fn main() -> ExitCode {
     match cli.deviations.as_deref() {
         None | Some("auto") => {}
         Some("none") => variant = variant.with_deviations(None),
-        Some(name) => variant = variant.with_deviations(Deviations::named(name)),
+        Some(name) => variant = variant.with_deviations(Deviations::find_by_device_name(name)),
     }
     variant.settings.device = cli.device;
     variant.settings.port = cli.port;
     variant.settings.gid_index = cli.gid_index;
-    variant.settings.without = cli.without.into_iter().collect();
+    variant.settings.excluded_capabilities = cli.without.into_iter().collect();
     variant.hang_timeout = Duration::from_secs(cli.limit);
     harness::run_filtered(&tests, &[variant], cli.filter, cli.jobs)
 }

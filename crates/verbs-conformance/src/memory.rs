@@ -10,9 +10,9 @@ use std::time::Instant;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use serde::{Deserialize, Serialize};
 
-use crate::env::TestEnv;
 use crate::provider::ProviderKind;
 use crate::rng::pattern;
+use crate::test_env::TestEnv;
 
 /// Kind of a test buffer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ impl MemKind {
     pub const ALL: [Self; 2] = [Self::Private, Self::Shared];
 
     /// Returns the kinds that are different memory on the provider under test.
-    pub fn distinct(env: &TestEnv) -> impl Iterator<Item = Self> + use<> {
+    pub fn distinct_on_provider(env: &TestEnv) -> impl Iterator<Item = Self> + use<> {
         let count = match env.settings.provider {
             ProviderKind::Softnic => 2,
             ProviderKind::System => 1,
@@ -75,12 +75,12 @@ impl ZeroedMemory {
                 backing_allocation: BackingAllocation::Shared { _memory: memory },
             };
         }
-        Self::heap(len)
+        Self::alloc_heap(len)
     }
 
     /// Allocates `len` zeroed bytes of the heap, aligned to 64.
     #[must_use]
-    pub fn heap(len: usize) -> Self {
+    pub fn alloc_heap(len: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), 64).expect("a sane length");
         // SAFETY: the layout's size is not 0.
         let ptr = unsafe { alloc_zeroed(layout) };
@@ -94,7 +94,7 @@ impl ZeroedMemory {
 
     /// Maps `pages` zeroed pages, whose protection can be changed.
     #[must_use]
-    pub fn pages(pages: usize) -> Self {
+    pub fn map_pages(pages: usize) -> Self {
         let len = pages * PAGE;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let ptr = unsafe {
@@ -114,7 +114,7 @@ impl ZeroedMemory {
     }
 
     /// Makes page `page` of [`pages`](Self::pages) inaccessible or read-only.
-    pub fn protect(&self, page: usize, readable: bool) {
+    pub fn protect_page(&self, page: usize, readable: bool) {
         assert!(
             matches!(self.backing_allocation, BackingAllocation::Pages(_))
                 && (page + 1) * PAGE <= self.len
@@ -178,14 +178,14 @@ impl ZeroedMemory {
 
     /// Writes the pattern of `seed` to `len` bytes at `offset`.
     #[track_caller]
-    pub fn fill_at(&self, offset: usize, len: usize, seed: u64) {
+    pub fn fill_pattern_at(&self, offset: usize, len: usize, seed: u64) {
         self.write(offset, &pattern(seed, len));
     }
 
     /// Writes the pattern of `seed` to the whole range.
     #[track_caller]
     pub fn fill_with_pattern(&self, seed: u64) {
-        self.fill_at(0, self.len, seed);
+        self.fill_pattern_at(0, self.len, seed);
     }
 
     /// Panics unless `len` bytes at `offset` hold the pattern of `seed`.
@@ -219,7 +219,7 @@ impl ZeroedMemory {
 
     /// Returns the aligned 8 bytes at `offset` as an atomic.
     #[track_caller]
-    fn word(&self, offset: usize) -> &AtomicU64 {
+    fn atomic_word_at(&self, offset: usize) -> &AtomicU64 {
         assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
         // SAFETY: the word is in the range (just asserted) and aligned, because the range is aligned. The
         // range lives as long as `self`.
@@ -230,13 +230,13 @@ impl ZeroedMemory {
     #[must_use]
     #[track_caller]
     pub fn load(&self, offset: usize) -> u64 {
-        self.word(offset).load(Ordering::SeqCst)
+        self.atomic_word_at(offset).load(Ordering::SeqCst)
     }
 
     /// Stores 8 bytes atomically.
     #[track_caller]
     pub fn store(&self, offset: usize, value: u64) {
-        self.word(offset).store(value, Ordering::SeqCst);
+        self.atomic_word_at(offset).store(value, Ordering::SeqCst);
     }
 }
 

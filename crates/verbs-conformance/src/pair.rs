@@ -10,10 +10,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use verbs_abi::*;
 
-use crate::env::{NicCapability, TestEnv};
 use crate::memory::MemKind;
 use crate::objects::*;
-use crate::tags::TagSrq;
+use crate::tag_matching::TagSrq;
+use crate::test_env::{NicCapability, TestEnv};
 use crate::wr::{SendWr, Wc};
 
 /// The Q_Key of UD queue pairs.
@@ -44,11 +44,14 @@ pub struct QpSpec {
     pub max_inline_data: u32,
     pub sig_all: bool,
     /// True if each side has a shared receive queue of 64 WRs.
-    pub srq: bool,
+    #[serde(rename = "srq")]
+    pub has_srq: bool,
     /// Number of tags of the shared receive queue for tag matching; 0 if the queue does not match tags.
-    pub tags: u32,
+    #[serde(rename = "tags")]
+    pub max_num_tags: u32,
     pub cqe: c_int,
-    pub access: u32,
+    #[serde(rename = "access")]
+    pub qp_access_flags: u32,
     pub timeout: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
@@ -56,12 +59,15 @@ pub struct QpSpec {
     pub max_rd_atomic: u8,
     pub max_dest_rd_atomic: u8,
     /// True if the CQs have completion channels.
-    pub channels: bool,
+    #[serde(rename = "channels")]
+    pub has_channels: bool,
     /// Kind of memory of the buffers.
-    pub memory: MemKind,
+    #[serde(rename = "memory")]
+    pub memory_kind: MemKind,
     pub qkey: u32,
     /// True if messages have a GRH even where LIDs suffice.
-    pub global: bool,
+    #[serde(rename = "global")]
+    pub uses_grh: bool,
 }
 
 impl QpSpec {
@@ -74,10 +80,10 @@ impl QpSpec {
             max_recv_sge: 4,
             max_inline_data: 64,
             sig_all: false,
-            srq: false,
-            tags: 0,
+            has_srq: false,
+            max_num_tags: 0,
             cqe: 256,
-            access: ALL_ACCESS.cast_unsigned(),
+            qp_access_flags: ALL_ACCESS.cast_unsigned(),
             // A timeout of 1.07 s; only a dead peer takes as long.
             timeout: 18,
             retry_cnt: 7,
@@ -86,10 +92,10 @@ impl QpSpec {
             min_rnr_timer: 1,
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
-            channels: false,
-            memory: MemKind::Private,
+            has_channels: false,
+            memory_kind: MemKind::Private,
             qkey: QKEY,
-            global: false,
+            uses_grh: false,
         }
     }
 
@@ -139,43 +145,43 @@ impl QpSpec {
 
     /// Sets `rnr_retry`; the value 7 means unlimited retries.
     #[must_use]
-    pub fn rnr_retry(mut self, count: u8) -> Self {
+    pub fn with_rnr_retry(mut self, count: u8) -> Self {
         self.rnr_retry = count;
         self
     }
 
     /// Sets `qp_access_flags`.
     #[must_use]
-    pub fn access(mut self, flags: c_int) -> Self {
-        self.access = flags.cast_unsigned();
+    pub fn with_access(mut self, flags: c_int) -> Self {
+        self.qp_access_flags = flags.cast_unsigned();
         self
     }
 
     /// Sets the kind of memory of the buffers.
     #[must_use]
-    pub fn memory(mut self, kind: MemKind) -> Self {
-        self.memory = kind;
+    pub fn with_memory_kind(mut self, kind: MemKind) -> Self {
+        self.memory_kind = kind;
         self
     }
 
     /// Adds a shared receive queue.
     #[must_use]
     pub fn with_srq(mut self) -> Self {
-        self.srq = true;
+        self.has_srq = true;
         self
     }
 
     /// Adds a shared receive queue for tag matching.
     #[must_use]
     pub fn with_tags(mut self, max_num_tags: u32) -> Self {
-        self.tags = max_num_tags;
+        self.max_num_tags = max_num_tags;
         self
     }
 
     /// Adds completion channels.
     #[must_use]
     pub fn with_channels(mut self) -> Self {
-        self.channels = true;
+        self.has_channels = true;
         self
     }
 
@@ -240,22 +246,23 @@ impl QpSide {
     #[track_caller]
     pub fn new(ctx: &Context, spec: &QpSpec) -> Self {
         let pd = ctx.alloc_pd();
-        let channel = || spec.channels.then(|| ctx.create_channel());
+        let channel = || spec.has_channels.then(|| ctx.create_channel());
         let (schannel, rchannel) = (channel(), channel());
         let cq = |channel: &Option<Channel>| match channel {
             Some(channel) => ctx.create_cq_on_channel(spec.cqe, channel),
             None => ctx.create_cq(spec.cqe),
         };
         let (scq, rcq) = (cq(&schannel), cq(&rchannel));
-        let new_tags = || TagSrq::new(&pd, &rcq, spec.tags).expect("ibv_create_srq_ex");
-        let tags = (spec.tags > 0).then(new_tags).map(Arc::new);
+        let new_tags = || TagSrq::new(&pd, &rcq, spec.max_num_tags).expect("ibv_create_srq_ex");
+        let tags = (spec.max_num_tags > 0).then(new_tags).map(Arc::new);
         let srq = match &tags {
             Some(tags) => Some(tags.srq.clone()),
-            None => spec.srq.then(|| pd.create_srq()),
+            None => spec.has_srq.then(|| pd.create_srq()),
         };
         let mut side = Self {
             qp: {
-                let mut init = Self::qp_init(spec, ctx.env(), &scq, &rcq, srq.as_ref());
+                let mut init =
+                    Self::qp_init_attr_of_spec(spec, ctx.env(), &scq, &rcq, srq.as_ref());
                 pd.create_qp(&mut init)
             },
             granted_cap: ibv_qp_cap {
@@ -280,14 +287,20 @@ impl QpSide {
         side
     }
 
-    fn qp_init(spec: &QpSpec, env: &TestEnv, scq: &Cq, rcq: &Cq, srq: Option<&Srq>) -> QpInit {
-        let mut init = QpInit::new(spec.qp_type, scq, rcq);
+    fn qp_init_attr_of_spec(
+        spec: &QpSpec,
+        env: &TestEnv,
+        scq: &Cq,
+        rcq: &Cq,
+        srq: Option<&Srq>,
+    ) -> QpInitAttr {
+        let mut init = QpInitAttr::new(spec.qp_type, scq, rcq);
         init.cap = ibv_qp_cap {
             max_send_wr: spec.max_send_wr,
             max_recv_wr: if srq.is_some() { 0 } else { spec.max_recv_wr },
             max_send_sge: spec.max_send_sge,
             max_recv_sge: if srq.is_some() { 0 } else { spec.max_recv_sge },
-            max_inline_data: if env.has(NicCapability::Inline) {
+            max_inline_data: if env.expects_capability(NicCapability::Inline) {
                 spec.max_inline_data
             } else {
                 0
@@ -302,7 +315,7 @@ impl QpSide {
     #[must_use]
     #[track_caller]
     pub fn create_side_on_same_pd_and_cqs(&self) -> Self {
-        let mut init = Self::qp_init(
+        let mut init = Self::qp_init_attr_of_spec(
             &self.spec,
             self.ctx.env(),
             &self.scq,
@@ -344,13 +357,13 @@ impl QpSide {
 
     /// Returns the address vector towards `peer`: by GID on Ethernet, by LID on InfiniBand.
     #[must_use]
-    pub fn ah_attr(&self, peer: &QpAddress) -> ibv_ah_attr {
+    pub fn ah_attr_to_peer(&self, peer: &QpAddress) -> ibv_ah_attr {
         let settings = &self.ctx.env().settings;
         let port = self.ctx.port_attr();
         let mut attr = ibv_ah_attr::zeroed();
         attr.port_num = settings.port;
         attr.dlid = peer.lid;
-        if port.link_layer == IBV_LINK_LAYER_ETHERNET || self.spec.global {
+        if port.link_layer == IBV_LINK_LAYER_ETHERNET || self.spec.uses_grh {
             attr.is_global = 1;
             attr.grh.dgid = ibv_gid { raw: peer.gid };
             attr.grh.sgid_index = settings.gid_index;
@@ -372,7 +385,7 @@ impl QpSide {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_INIT;
         attr.port_num = self.ctx.env().settings.port;
-        attr.qp_access_flags = self.spec.access;
+        attr.qp_access_flags = self.spec.qp_access_flags;
         attr.qkey = self.spec.qkey;
         let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
         if self.spec.qp_type == IBV_QPT_UD {
@@ -397,7 +410,7 @@ impl QpSide {
         attr.path_mtu = self.ctx.port_attr().active_mtu;
         attr.dest_qp_num = peer.qpn;
         attr.rq_psn = peer.psn;
-        attr.ah_attr = self.ah_attr(peer);
+        attr.ah_attr = self.ah_attr_to_peer(peer);
         attr.max_dest_rd_atomic = self.spec.max_dest_rd_atomic;
         attr.min_rnr_timer = self.spec.min_rnr_timer;
         let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
@@ -437,7 +450,7 @@ impl QpSide {
         let (attr, mask) = self.init_to_rtr_attr_and_mask(peer);
         self.qp.modify(&attr, mask).expect("INIT to RTR");
         if self.spec.qp_type == IBV_QPT_UD {
-            let ah = self.pd.create_ah(&self.ah_attr(peer));
+            let ah = self.pd.create_ah(&self.ah_attr_to_peer(peer));
             self.ud_destination = Some((ah, peer.qpn, self.spec.qkey));
         }
     }
@@ -461,21 +474,25 @@ impl QpSide {
     #[must_use]
     #[track_caller]
     pub fn alloc_buf(&self, len: usize) -> Buf {
-        self.pd.alloc_buf_of_kind(self.spec.memory, len, ALL_ACCESS)
+        self.pd
+            .alloc_buf_of_kind(self.spec.memory_kind, len, ALL_ACCESS)
     }
 
     /// Registers new memory with the given access rights.
     #[must_use]
     #[track_caller]
     pub fn alloc_buf_with_access(&self, len: usize, access: c_int) -> Buf {
-        self.pd.alloc_buf_of_kind(self.spec.memory, len, access)
+        self.pd
+            .alloc_buf_of_kind(self.spec.memory_kind, len, access)
     }
 
     /// Sets the WR's destination if the transport needs one and the WR has none.
     #[must_use]
-    pub fn with_ud_destination(&self, wr: SendWr) -> SendWr {
+    pub fn add_ud_destination_if_missing(&self, wr: SendWr) -> SendWr {
         match &self.ud_destination {
-            Some((ah, qpn, qkey)) if !wr.has_ud_destination => wr.to(ah, *qpn, *qkey),
+            Some((ah, qpn, qkey)) if !wr.has_ud_destination => {
+                wr.with_ud_destination(ah, *qpn, *qkey)
+            }
             _ => wr,
         }
     }
@@ -483,15 +500,15 @@ impl QpSide {
     /// Posts a send WR.
     #[track_caller]
     pub fn post(&self, wr: SendWr) {
-        self.post_list(vec![wr]);
+        self.post_sends(vec![wr]);
     }
 
     /// Posts a postlist of send WRs.
     #[track_caller]
-    pub fn post_list(&self, wrs: Vec<SendWr>) {
-        self.qp.post_list(
+    pub fn post_sends(&self, wrs: Vec<SendWr>) {
+        self.qp.post_sends(
             wrs.into_iter()
-                .map(|wr| self.with_ud_destination(wr))
+                .map(|wr| self.add_ud_destination_if_missing(wr))
                 .collect(),
         );
     }
@@ -563,7 +580,7 @@ impl QpPair {
             let target = to.alloc_buf(100 + 40);
             source.memory.fill_with_pattern(seed);
             to.post_recv(seed, [target.whole_sge()]);
-            from.post(crate::wr::send([source.whole_sge()]).id(seed));
+            from.post(crate::wr::send([source.whole_sge()]).with_id(seed));
             from.await_send_completion()
                 .expect_sent(seed, crate::wr::Verb::Send);
             to.await_recv_completion()

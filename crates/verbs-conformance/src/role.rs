@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 
-use crate::env::Settings;
+use crate::test_env::Settings;
 
 /// Environment variable with the name of the role.
 pub(crate) const ROLE_ENV_VAR: &str = "VERBATIM_CONFORMANCE_ROLE";

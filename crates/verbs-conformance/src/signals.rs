@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-static HANDLED: AtomicU32 = AtomicU32::new(0);
+static HANDLED_SIGNAL_COUNT: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn count(_: c_int) {
-    HANDLED.fetch_add(1, Ordering::Relaxed);
+    HANDLED_SIGNAL_COUNT.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Calls `wait` in a thread that gets SIGUSR1 until it returns. The handler has the flags `flags` of `sigaction(2)`.
@@ -28,7 +28,7 @@ pub(crate) fn wait_under_signals<T: Send>(
             0
         );
     }
-    HANDLED.store(0, Ordering::Relaxed);
+    HANDLED_SIGNAL_COUNT.store(0, Ordering::Relaxed);
     let (started, thread_id) = channel();
     let (end, may_end) = channel();
     let returned = &AtomicBool::new(false);
@@ -47,7 +47,7 @@ pub(crate) fn wait_under_signals<T: Send>(
         });
         let waiter = thread_id.recv().expect("it starts");
         while !returned.load(Ordering::Relaxed) {
-            if HANDLED.load(Ordering::Relaxed) >= 10
+            if HANDLED_SIGNAL_COUNT.load(Ordering::Relaxed) >= 10
                 && let Some(wake) = wake.take()
             {
                 wake();

@@ -53,7 +53,7 @@ impl Verb {
 
     /// Returns the work request opcode: `IBV_WR_*`.
     #[must_use]
-    pub fn opcode(self) -> ibv_wr_opcode {
+    pub fn wr_opcode(self) -> ibv_wr_opcode {
         match self {
             Self::Send => IBV_WR_SEND,
             Self::SendWithImm => IBV_WR_SEND_WITH_IMM,
@@ -67,7 +67,7 @@ impl Verb {
 
     /// Returns the completion opcode at the requester: `IBV_WC_*`.
     #[must_use]
-    pub fn wc_opcode(self) -> ibv_wc_opcode {
+    pub fn send_wc_opcode(self) -> ibv_wc_opcode {
         match self {
             Self::Send | Self::SendWithImm => IBV_WC_SEND,
             Self::RdmaWrite | Self::RdmaWriteWithImm => IBV_WC_RDMA_WRITE,
@@ -79,7 +79,7 @@ impl Verb {
 
     /// Returns the completion opcode at the responder, `IBV_WC_*`, if the verb consumes a receive WR.
     #[must_use]
-    pub fn recv_opcode(self) -> Option<ibv_wc_opcode> {
+    pub fn recv_wc_opcode(self) -> Option<ibv_wc_opcode> {
         match self {
             Self::Send | Self::SendWithImm => Some(IBV_WC_RECV),
             Self::RdmaWriteWithImm => Some(IBV_WC_RECV_RDMA_WITH_IMM),
@@ -124,7 +124,7 @@ impl SendWr {
     #[must_use]
     pub fn new(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>) -> Self {
         let mut raw = ibv_send_wr::zeroed();
-        raw.opcode = verb.opcode();
+        raw.opcode = verb.wr_opcode();
         raw.send_flags = IBV_SEND_SIGNALED;
         Self {
             raw,
@@ -135,21 +135,21 @@ impl SendWr {
 
     /// Sets `wr_id`.
     #[must_use]
-    pub fn id(mut self, wr_id: u64) -> Self {
+    pub fn with_id(mut self, wr_id: u64) -> Self {
         self.raw.wr_id = wr_id;
         self
     }
 
     /// Sets the immediate, in host order.
     #[must_use]
-    pub fn imm(mut self, imm: u32) -> Self {
+    pub fn with_imm(mut self, imm: u32) -> Self {
         self.raw.imm.imm_data = imm.to_be();
         self
     }
 
     /// Sets a flag: one of `IBV_SEND_*`.
     #[must_use]
-    pub fn flag(mut self, flag: ibv_send_flags) -> Self {
+    pub fn with_flag(mut self, flag: ibv_send_flags) -> Self {
         self.raw.send_flags |= flag;
         self
     }
@@ -163,20 +163,20 @@ impl SendWr {
 
     /// Sets `IBV_SEND_INLINE`.
     #[must_use]
-    pub fn inline(self) -> Self {
-        self.flag(IBV_SEND_INLINE)
+    pub fn inlined(self) -> Self {
+        self.with_flag(IBV_SEND_INLINE)
     }
 
     /// Sets any opcode, valid or not.
     #[must_use]
-    pub fn opcode(mut self, opcode: ibv_wr_opcode) -> Self {
+    pub fn with_opcode(mut self, opcode: ibv_wr_opcode) -> Self {
         self.raw.opcode = opcode;
         self
     }
 
     /// Sets the remote address of an RDMA WRITE or READ.
     #[must_use]
-    pub fn remote(mut self, remote: RemoteAddress) -> Self {
+    pub fn with_remote(mut self, remote: RemoteAddress) -> Self {
         self.raw.wr.rdma = ibv_send_wr_wr_rdma {
             remote_addr: remote.addr,
             rkey: remote.rkey,
@@ -186,7 +186,7 @@ impl SendWr {
 
     /// Sets the remote address and the operands of an atomic.
     #[must_use]
-    pub fn atomic_remote_and_operands(
+    pub fn with_atomic_remote_and_operands(
         mut self,
         remote: RemoteAddress,
         compare_add: u64,
@@ -203,7 +203,7 @@ impl SendWr {
 
     /// Sets the destination of a UD SEND.
     #[must_use]
-    pub fn to(mut self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
+    pub fn with_ud_destination(mut self, ah: &Ah, remote_qpn: u32, remote_qkey: u32) -> Self {
         self.raw.wr.ud = ibv_send_wr_wr_ud {
             ah: ah.raw(),
             remote_qpn,
@@ -221,12 +221,12 @@ pub fn send(sges: impl IntoIterator<Item = ibv_sge>) -> SendWr {
 
 /// Returns a SEND with an immediate.
 pub fn send_imm(sges: impl IntoIterator<Item = ibv_sge>, imm: u32) -> SendWr {
-    SendWr::new(Verb::SendWithImm, sges).imm(imm)
+    SendWr::new(Verb::SendWithImm, sges).with_imm(imm)
 }
 
 /// Returns an RDMA WRITE.
 pub fn write(sges: impl IntoIterator<Item = ibv_sge>, remote: RemoteAddress) -> SendWr {
-    SendWr::new(Verb::RdmaWrite, sges).remote(remote)
+    SendWr::new(Verb::RdmaWrite, sges).with_remote(remote)
 }
 
 /// Returns an RDMA WRITE with an immediate.
@@ -236,23 +236,23 @@ pub fn write_imm(
     imm: u32,
 ) -> SendWr {
     SendWr::new(Verb::RdmaWriteWithImm, sges)
-        .remote(remote)
-        .imm(imm)
+        .with_remote(remote)
+        .with_imm(imm)
 }
 
 /// Returns an RDMA READ.
 pub fn read(sges: impl IntoIterator<Item = ibv_sge>, remote: RemoteAddress) -> SendWr {
-    SendWr::new(Verb::RdmaRead, sges).remote(remote)
+    SendWr::new(Verb::RdmaRead, sges).with_remote(remote)
 }
 
 /// Returns a fetch-and-add; the old value goes to `sge`.
 pub fn fetch_add(sge: ibv_sge, remote: RemoteAddress, add: u64) -> SendWr {
-    SendWr::new(Verb::AtomicFetchAndAdd, [sge]).atomic_remote_and_operands(remote, add, 0)
+    SendWr::new(Verb::AtomicFetchAndAdd, [sge]).with_atomic_remote_and_operands(remote, add, 0)
 }
 
 /// Returns a compare-and-swap; the old value goes to `sge`.
 pub fn cmp_swp(sge: ibv_sge, remote: RemoteAddress, compare: u64, swap: u64) -> SendWr {
-    SendWr::new(Verb::AtomicCmpAndSwp, [sge]).atomic_remote_and_operands(remote, compare, swap)
+    SendWr::new(Verb::AtomicCmpAndSwp, [sge]).with_atomic_remote_and_operands(remote, compare, swap)
 }
 
 /// Returns a WR of any verb, with an immediate of 0x1234_5678 and the value 1 for compare and add.
@@ -264,11 +264,11 @@ pub fn wr_of_verb_with_default_operands(
     let wr = SendWr::new(verb, sges);
     match verb {
         Verb::Send => wr,
-        Verb::SendWithImm => wr.imm(0x1234_5678),
-        Verb::RdmaWrite | Verb::RdmaRead => wr.remote(remote),
-        Verb::RdmaWriteWithImm => wr.remote(remote).imm(0x1234_5678),
+        Verb::SendWithImm => wr.with_imm(0x1234_5678),
+        Verb::RdmaWrite | Verb::RdmaRead => wr.with_remote(remote),
+        Verb::RdmaWriteWithImm => wr.with_remote(remote).with_imm(0x1234_5678),
         Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
-            wr.atomic_remote_and_operands(remote, 1, 1)
+            wr.with_atomic_remote_and_operands(remote, 1, 1)
         }
     }
 }
@@ -387,7 +387,7 @@ impl Wc {
     /// Panics unless the completion is a success of this verb at the requester.
     #[track_caller]
     pub fn expect_sent(&self, wr_id: u64, verb: Verb) -> &Self {
-        self.expect_success(wr_id, verb.wc_opcode())
+        self.expect_success(wr_id, verb.send_wc_opcode())
     }
 
     /// Panics unless the completion is a received SEND of `byte_len` bytes.

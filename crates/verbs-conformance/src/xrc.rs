@@ -10,7 +10,7 @@ use crate::objects::{Context, Cq, Pd, Qp, Srq};
 use crate::wr::SendWr;
 
 /// Returns the extended operations of a context.
-pub(crate) fn ops(ctx: &Context) -> &'static verbs_context {
+pub(crate) fn extended_ops(ctx: &Context) -> &'static verbs_context {
     let before = std::mem::offset_of!(verbs_context, context);
     // SAFETY: a live context whose `abi_compat` has this value (asserted) lies in a `verbs_context`
     // (`verbs_get_ctx` of verbs.h). Both live equally long, and tests do not use the result longer.
@@ -41,7 +41,7 @@ impl XrcDomain {
             fd,
             oflags,
         };
-        let open = ops(ctx).open_xrcd.ok_or(libc::EOPNOTSUPP)?;
+        let open = extended_ops(ctx).open_xrcd.ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: a live context, readable attributes.
         let raw = unsafe { open(ctx.raw(), &raw mut attr) };
         Ok(Self {
@@ -55,7 +55,7 @@ impl XrcDomain {
     #[must_use]
     pub fn try_close(&self) -> i32 {
         // SAFETY: a live domain.
-        unsafe { ops(&self.ctx).close_xrcd.expect("it was opened")(self.raw.as_ptr()) }
+        unsafe { extended_ops(&self.ctx).close_xrcd.expect("it was opened")(self.raw.as_ptr()) }
     }
 
     /// Creates a shared receive queue of 16 WRs whose completions go to `cq`. Also returns the number of the
@@ -75,7 +75,7 @@ impl XrcDomain {
         attr.pd = pd.raw();
         attr.xrcd = self.raw.as_ptr();
         attr.cq = cq.raw();
-        let ops = ops(&self.ctx);
+        let ops = extended_ops(&self.ctx);
         let mut number = 0;
         // SAFETY: live objects; `number` is writable.
         unsafe {
@@ -96,7 +96,9 @@ impl XrcDomain {
         attr.qp_type = IBV_QPT_XRC_RECV;
         attr.comp_mask = IBV_QP_INIT_ATTR_XRCD;
         attr.xrcd = self.raw.as_ptr();
-        let create = ops(&self.ctx).create_qp_ex.ok_or(libc::EOPNOTSUPP)?;
+        let create = extended_ops(&self.ctx)
+            .create_qp_ex
+            .ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: live objects.
         let raw = unsafe { create(self.ctx.raw(), &raw mut attr) };
         Qp::adopt(raw, pd, cq)
@@ -112,7 +114,7 @@ impl XrcDomain {
         attr.qp_num = qpn;
         attr.xrcd = self.raw.as_ptr();
         attr.qp_type = IBV_QPT_XRC_RECV;
-        let open = ops(&self.ctx).open_qp.ok_or(libc::EOPNOTSUPP)?;
+        let open = extended_ops(&self.ctx).open_qp.ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: live objects.
         let raw = unsafe { open(self.ctx.raw(), &raw mut attr) };
         Qp::adopt(raw, pd, cq)
@@ -146,7 +148,7 @@ pub fn set_cq_event_moderation(
             cq_period: period_us,
         },
     };
-    let modify = ops(ctx).modify_cq.ok_or(libc::EOPNOTSUPP)?;
+    let modify = extended_ops(ctx).modify_cq.ok_or(libc::EOPNOTSUPP)?;
     // SAFETY: live objects, readable attributes.
     match unsafe { modify(cq.raw(), &raw mut attr) } {
         0 => Ok(()),
@@ -197,7 +199,7 @@ pub fn create_errnos_with_comp_mask_bit(
         Some(false) => 0,
         None => libc::EOPNOTSUPP,
     };
-    let (ops, raw) = (ops(ctx), ctx.raw());
+    let (ops, raw) = (extended_ops(ctx), ctx.raw());
     // SAFETY: a live context, and readable attributes that contain live objects or none.
     let errnos = unsafe {
         [
@@ -233,7 +235,7 @@ pub fn create_errnos_with_comp_mask_bit(
 
 /// Sets the remote shared receive queue of a work request.
 #[must_use]
-pub fn to_srq(mut wr: SendWr, srqn: u32) -> SendWr {
+pub fn with_remote_srqn(mut wr: SendWr, srqn: u32) -> SendWr {
     wr.raw.qp_type.xrc = ibv_send_wr_qp_type_xrc { remote_srqn: srqn };
     wr
 }

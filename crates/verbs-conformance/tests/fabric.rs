@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use verbs_conformance::child_processes::{DeviceOpenResult, IdleReport};
 use verbs_conformance::harness::{
-    self, SuiteVariant, file_names, role_command, wait_for_exit_or_timeout,
+    self, SuiteVariant, file_names_in_folder, role_command, wait_for_exit_or_timeout,
 };
-use verbs_conformance::peer::{IdleReport, OpenResult};
 use verbs_conformance::{ProviderKind, Settings, SuiteTest, TestEnv, TestOutcome, pattern};
 
 macro_rules! tests {
     ($( $name:ident, )*) => {
         const TESTS: &[SuiteTest] = &[$( SuiteTest {
             name: concat!("fabric::", stringify!($name)),
-            needs: &[],
+            needed_capabilities: &[],
             run: |env| $name(env).into(),
         } ),*];
     };
@@ -57,8 +57,8 @@ fn main() -> ExitCode {
         test_name_prefix: String::new(),
         settings: Settings::new(ProviderKind::Softnic),
         gives_test_own_address: false,
-        env: Vec::new(),
-        fabric: None,
+        env_vars: Vec::new(),
+        fabric_folder: None,
         hang_timeout: Duration::from_secs(60),
         deviations: None,
     };
@@ -107,7 +107,7 @@ impl Drop for Folder {
 /// A process that has opened the device, or has tried to open it.
 struct Process {
     child: Child,
-    opening: OpenResult,
+    opening: DeviceOpenResult,
 }
 
 impl Process {
@@ -198,9 +198,9 @@ fn a_good_folder_works(env: &TestEnv) {
     let folder = Folder::unmade("good");
     expect_works(env, &folder.0);
     assert!(
-        file_names(&folder.0).is_empty(),
+        file_names_in_folder(&folder.0).is_empty(),
         "something is left: {:?}",
-        file_names(&folder.0)
+        file_names_in_folder(&folder.0)
     );
 }
 
@@ -294,7 +294,7 @@ fn a_link_in_place_of_the_folder_is_refused(env: &TestEnv) {
     let folder = Folder::unmade("link");
     symlink(&real.0, &folder.0).expect("make a link");
     expect_refused(Process::start(env, &folder.0), &folder.0);
-    assert!(file_names(&real.0).is_empty());
+    assert!(file_names_in_folder(&real.0).is_empty());
 }
 
 fn a_relative_name_is_refused(env: &TestEnv) {
@@ -444,7 +444,7 @@ fn foreign_files_stay(env: &TestEnv) {
         fs::write(folder.0.join(guest), b"mine").expect("write");
     }
     expect_works(env, &folder.0);
-    let names = file_names(&folder.0);
+    let names = file_names_in_folder(&folder.0);
     for guest in guests {
         assert!(
             names.iter().any(|name| name == guest),
@@ -457,23 +457,23 @@ fn left_over_segments_go(env: &TestEnv) {
     let (folder, process) = Folder::with_process(env, "leftover");
     drop(process);
     assert!(
-        !file_names(&folder.0).is_empty(),
+        !file_names_in_folder(&folder.0).is_empty(),
         "a killed process leaves nothing to clean up?"
     );
     fs::write(folder.0.join("00000000deadbeef.segment"), pattern(1, 5000)).expect("write");
     fs::write(folder.0.join("00000000deadbeef.wake"), b"x").expect("write");
     expect_works(env, &folder.0);
     assert!(
-        file_names(&folder.0).is_empty(),
+        file_names_in_folder(&folder.0).is_empty(),
         "left: {:?}",
-        file_names(&folder.0)
+        file_names_in_folder(&folder.0)
     );
 }
 
 /// A process whose segment is invalid cannot be reached, and does not disturb other processes.
 fn rubbish_in_a_peers_segment(env: &TestEnv) {
     let (folder, living) = Folder::with_process(env, "segment");
-    let names = file_names(&folder.0);
+    let names = file_names_in_folder(&folder.0);
     let segment = names
         .iter()
         .find(|name| name.ends_with(".segment"))

@@ -25,7 +25,7 @@ macro_rules! tests {
     ($( $name:ident, )*) => {
         const TESTS: &[SuiteTest] = &[$( SuiteTest {
             name: concat!("hostile_packets::", stringify!($name)),
-            needs: &[],
+            needed_capabilities: &[],
             run: |env| $name(env).into(),
         } ),*];
     };
@@ -148,7 +148,7 @@ impl Scene {
     }
 
     fn reth(&self, len: usize) -> ExtendedHeaders {
-        let target = self.target.remote();
+        let target = self.target.remote_address();
         ExtendedHeaders {
             reth: Some(Reth {
                 addr: target.addr,

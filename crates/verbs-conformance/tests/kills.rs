@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use verbs_conformance::harness::{
-    self, SuiteVariant, file_names, role_command, wait_for_exit_or_timeout,
+    self, SuiteVariant, file_names_in_folder, role_command, wait_for_exit_or_timeout,
 };
 use verbs_conformance::memory::MemKind;
 use verbs_conformance::worker::{WorkerPlan, WorkerReport};
@@ -26,7 +26,7 @@ use verbs_conformance::{NicCapability, Rng, SuiteTest, TestEnv, TestOutcome};
 /// One test runs both parts, because both count the files of the same fabric.
 const TESTS: [SuiteTest; 1] = [SuiteTest {
     name: "kills::survivors_hear_of_every_kill",
-    needs: &[],
+    needed_capabilities: &[],
     run: kills,
 }];
 
@@ -131,7 +131,7 @@ fn one_kill(env: &TestEnv, seed: u64) -> (WorkerReport, bool) {
     let mut plan = |seed| WorkerPlan {
         seed,
         event_driven: rng.one_in(2),
-        memory: if rng.one_in(2) {
+        memory_kind: if rng.one_in(2) {
             MemKind::Private
         } else {
             MemKind::Shared
@@ -197,7 +197,7 @@ fn names_with_one_process(env: &TestEnv, folder: Option<&Path>) -> Vec<String> {
         "it could not open the device: {line}"
     );
     let folder = folder.map_or_else(fabric, Path::to_path_buf);
-    let names = file_names(&folder);
+    let names = file_names_in_folder(&folder);
     drop(child.stdin.take());
     assert!(child.wait().expect("it ends").success());
     names
@@ -267,11 +267,14 @@ fn random_kills(env: &TestEnv) -> TestOutcome {
                         let (report, connected) = one_kill(env, seed);
                         check(&report, connected, i, seed);
                         let mut total = total.lock().expect("no panic holds it");
-                        total.0.completed += report.completed;
-                        total.0.received += report.received;
-                        total.0.frames += report.frames;
-                        total.0.waited_ms = total.0.waited_ms.max(report.waited_ms);
-                        total.1 += usize::from(report.status.is_some());
+                        total.0.completed_requests += report.completed_requests;
+                        total.0.received_messages += report.received_messages;
+                        total.0.received_frames += report.received_frames;
+                        total.0.first_failure_wait_ms = total
+                            .0
+                            .first_failure_wait_ms
+                            .max(report.first_failure_wait_ms);
+                        total.1 += usize::from(report.first_failure_status.is_some());
                     }
                 });
             }
@@ -282,21 +285,28 @@ fn random_kills(env: &TestEnv) -> TestOutcome {
     println!(
         "{kills} kills, {in_the_middle} of them in the middle of {} requests, {} messages and {} frames, all verified; \
          the longest wait for the failure was {} ms; {:.1} s",
-        sum.completed,
-        sum.received,
-        sum.frames,
-        sum.waited_ms,
+        sum.completed_requests,
+        sum.received_messages,
+        sum.received_frames,
+        sum.first_failure_wait_ms,
         begin.elapsed().as_secs_f64()
     );
     assert!(in_the_middle * 2 > kills, "most kills hit nobody");
-    assert!(sum.completed > 0 && sum.received > 0, "nothing was done");
-    assert_eq!(sum.frames > 0, env.has(NicCapability::RawPackets), "frames");
+    assert!(
+        sum.completed_requests > 0 && sum.received_messages > 0,
+        "nothing was done"
+    );
+    assert_eq!(
+        sum.received_frames > 0,
+        env.expects_capability(NicCapability::RawPackets),
+        "frames"
+    );
     TestOutcome::Passed
 }
 
 #[track_caller]
 fn check(report: &WorkerReport, connected: bool, kill: usize, seed: u64) {
-    match report.status {
+    match report.first_failure_status {
         Some(status) => assert_eq!(
             status,
             verbs_abi::IBV_WC_RETRY_EXC_ERR,
@@ -318,7 +328,7 @@ fn all_at_once(env: &TestEnv) -> TestOutcome {
             let plan = |seed| WorkerPlan {
                 seed,
                 event_driven: pair % 2 == 0,
-                memory: if pair < 2 {
+                memory_kind: if pair < 2 {
                     MemKind::Private
                 } else {
                     MemKind::Shared

@@ -11,7 +11,7 @@ use verbs_conformance::{NicCapability, SuiteTest, TestEnv, TestOutcome, tests};
 /// The tests of this path alone, beside the suite.
 const OWN_TESTS: [SuiteTest; 1] = [SuiteTest {
     name: "path::tag_matching_is_refused",
-    needs: &[],
+    needed_capabilities: &[],
     run: |env| {
         tag_matching_is_refused(env);
         TestOutcome::Passed
@@ -32,13 +32,18 @@ fn main() -> ExitCode {
     let tests: Vec<&'static SuiteTest> = tests().chain(&OWN_TESTS).collect();
     let mut variant = SuiteVariant::softnic("roce");
     "packets".clone_into(&mut variant.test_name_prefix);
-    variant.env.push(("VERBATIM_PATH".into(), "packets".into()));
+    variant
+        .env_vars
+        .push(("VERBATIM_PATH".into(), "packets".into()));
     variant.gives_test_own_address = true;
     // Each receiver-not-ready NAK costs a round trip and a timer.
     variant.hang_timeout = Duration::from_secs(240);
     // GID 0 of this variant's port is not the address of an interface.
     variant.settings.gid_index = 1;
-    variant.settings.without.extend(NOT_BY_PACKETS);
+    variant
+        .settings
+        .excluded_capabilities
+        .extend(NOT_BY_PACKETS);
     harness::main(&tests, &[variant])
 }
 

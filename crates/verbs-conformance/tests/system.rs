@@ -17,17 +17,17 @@ use verbs_conformance::{
 const WITHOUT_DEVICE: [SuiteTest; 3] = [
     SuiteTest {
         name: "system::loads_or_says_what_to_install",
-        needs: &[],
+        needed_capabilities: &[],
         run: loads,
     },
     SuiteTest {
         name: "system::lists_its_devices",
-        needs: &[],
+        needed_capabilities: &[],
         run: lists,
     },
     SuiteTest {
         name: "system::texts_are_those_of_softnic",
-        needs: &[],
+        needed_capabilities: &[],
         run: same_texts,
     },
 ];
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
                 .split(',')
             {
                 if !name.is_empty() {
-                    settings.without.insert(
+                    settings.excluded_capabilities.insert(
                         name.parse::<NicCapability>()
                             .expect("VERBATIM_TEST_WITHOUT"),
                     );
@@ -91,7 +91,7 @@ fn lists(_: &TestEnv) -> TestOutcome {
     match device_names(symbols) {
         Ok(names) => {
             // The kernel's list also has devices without a provider library.
-            let of_kernel = harness::file_names(Path::new("/sys/class/infiniband"));
+            let of_kernel = harness::file_names_in_folder(Path::new("/sys/class/infiniband"));
             assert!(
                 names.iter().all(|name| of_kernel.contains(name)),
                 "{names:?} of {of_kernel:?}"

@@ -108,14 +108,14 @@ pub(super) unsafe extern "C" fn post_recv(
 /// Posts to the receive queue of a queue pair.
 ///
 /// # Safety
-/// `wr` and `bad_wr` are as for [`post_list`].
+/// `wr` and `bad_wr` are as for [`post_sends`].
 #[inline(always)]
 pub(super) unsafe fn post_recv_to_qp(
     qp: &Qp,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: `post_list` and `refuse` need of `wr` and `bad_wr` what the caller promises (contract of this function).
+    // SAFETY: `post_sends` and `refuse` need of `wr` and `bad_wr` what the caller promises (contract of this function).
     unsafe {
         let state = qp.state();
         if state == QpState::Reset || qp.srq.is_some() {

@@ -139,7 +139,7 @@ unsafe fn try_post_single_send<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Opt
     } else if wqe.signaled {
         sq.finished_wrs.push(wqe);
     }
-    // The work is stored before the receiver can see the message, as in `post_list`.
+    // The work is stored before the receiver can see the message, as in `post_sends`.
     let work = sq.work_for_next_poll();
     if qp.send_poll_work.load(Ordering::Relaxed) != work as u8 {
         qp.send_poll_work.store(work as u8, Ordering::Relaxed);

@@ -3,17 +3,17 @@
 //! A list of deviations is checked: each listed test runs, and must fail with the observed text. A list can
 //! therefore neither hide a new failure nor outlive its deviation.
 
-mod kinds;
+mod deviation;
 mod rxe;
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::env::Settings;
 use crate::objects::device_names;
 use crate::provider::ProviderKind;
+use crate::test_env::Settings;
 
-pub use kinds::{Deviation, DeviationKind, Deviations};
+pub use deviation::{Deviation, DeviationKind, Deviations};
 
 impl Deviations {
     /// The lists of deviations of all known devices.
@@ -21,8 +21,10 @@ impl Deviations {
 
     /// Returns the list of the device with the name `device`.
     #[must_use]
-    pub fn named(device: &str) -> Option<&'static Self> {
-        Self::ALL.into_iter().find(|known| known.device == device)
+    pub fn find_by_device_name(device: &str) -> Option<&'static Self> {
+        Self::ALL
+            .into_iter()
+            .find(|known| known.device_name == device)
     }
 
     /// Returns the list of deviations for the device of a run, if a list exists.
@@ -30,7 +32,7 @@ impl Deviations {
     /// Soft-RoCE is recognised by the attribute `parent` in sysfs (the Ethernet device below it). Only the
     /// driver of Soft-RoCE has this attribute.
     #[must_use]
-    pub fn for_settings(settings: &Settings) -> Option<&'static Self> {
+    pub fn find_for_settings(settings: &Settings) -> Option<&'static Self> {
         if settings.provider != ProviderKind::System {
             return None;
         }
@@ -46,14 +48,14 @@ impl Deviations {
     }
 
     /// Returns all deviations of the device.
-    pub fn list(&self) -> impl Iterator<Item = &'static Deviation> + use<> {
-        self.topics.iter().flat_map(|topic| topic.list)
+    pub fn iter_all(&self) -> impl Iterator<Item = &'static Deviation> + use<> {
+        self.topics.iter().flat_map(|topic| topic.deviations)
     }
 
     /// Returns the deviation listed for a test.
     #[must_use]
-    pub fn get(&self, test: &str) -> Option<&'static Deviation> {
-        self.list().find(|deviation| deviation.test == test)
+    pub fn find_by_test_name(&self, test: &str) -> Option<&'static Deviation> {
+        self.iter_all().find(|deviation| deviation.test == test)
     }
 
     /// Returns one line for a report: device, kind and behaviour.
@@ -64,7 +66,7 @@ impl Deviations {
             behaviour: what,
             ..
         } = deviation;
-        format!("{} ({}): {what}", self.device, kind.name())
+        format!("{} ({}): {what}", self.device_name, kind.name())
     }
 
     /// Returns lists of all deviations, one for each topic. Tests that show the same behaviour are below it, with the
@@ -77,7 +79,7 @@ impl Deviations {
             let same = |a: &Deviation, b: &Deviation| {
                 (a.kind.name(), a.behaviour) == (b.kind.name(), b.behaviour)
             };
-            for of_one_behaviour in topic.list.chunk_by(same) {
+            for of_one_behaviour in topic.deviations.chunk_by(same) {
                 if let Some(Deviation {
                     kind, behaviour, ..
                 }) = of_one_behaviour.first()
@@ -107,7 +109,7 @@ mod tests {
     fn every_deviation_is_of_a_test_and_has_evidence() {
         for known in Deviations::ALL {
             let mut seen = BTreeSet::new();
-            for deviation in known.list() {
+            for deviation in known.iter_all() {
                 let test = deviation.test;
                 assert!(tests().any(|t| t.name == test), "there is no test {test}");
                 assert!(seen.insert(test), "{test} twice");
@@ -129,11 +131,17 @@ mod tests {
     #[test]
     fn every_lacking_capability_is_shown_by_a_test_that_needs_it() {
         for known in Deviations::ALL {
-            for cap in known.lacks {
-                let shown = known.list().any(|deviation| {
-                    tests().any(|test| test.name == deviation.test && test.needs.contains(cap))
+            for cap in known.lacked_capabilities {
+                let shown = known.iter_all().any(|deviation| {
+                    tests().any(|test| {
+                        test.name == deviation.test && test.needed_capabilities.contains(cap)
+                    })
                 });
-                assert!(shown, "{}: nothing shows that it lacks {cap}", known.device);
+                assert!(
+                    shown,
+                    "{}: nothing shows that it lacks {cap}",
+                    known.device_name
+                );
             }
         }
     }
@@ -147,7 +155,9 @@ mod tests {
             .split_once("<!-- deviations: begin -->\n\n")
             .expect("begin");
         let (lists, _) = rest.split_once("<!-- deviations: end -->").expect("end");
-        let expected = Deviations::named("rxe").expect("known").to_markdown();
+        let expected = Deviations::find_by_device_name("rxe")
+            .expect("known")
+            .to_markdown();
         assert!(
             lists == expected,
             "docs/soft-roce.md is out of date: put there between the marks what \
@@ -157,6 +167,6 @@ mod tests {
 
     #[test]
     fn the_software_nic_has_no_list() {
-        assert!(Deviations::for_settings(&Settings::new(ProviderKind::Softnic)).is_none());
+        assert!(Deviations::find_for_settings(&Settings::new(ProviderKind::Softnic)).is_none());
     }
 }

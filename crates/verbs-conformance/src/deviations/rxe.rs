@@ -1,14 +1,14 @@
 //! Known deviations of the kernel's Soft-RoCE.
 
-use super::kinds::DeviationKind::{Hangs, KernelCrash, Missing, Wrong};
-use super::kinds::{Deviation, Deviations, Topic};
-use crate::env::NicCapability;
+use super::deviation::DeviationKind::{Hangs, KernelCrash, MissingFeature, WrongResult};
+use super::deviation::{Deviation, DeviationTopic, Deviations};
+use crate::test_env::NicCapability;
 
 /// The deviations of Soft-RoCE, by topic.
 pub(super) const RXE: Deviations = Deviations {
-    device: "rxe",
+    device_name: "rxe",
     kernel_and_library: "Linux 6.1.192 (Debian 6.1.0-56-amd64) with rdma-core 44.0",
-    lacks: &[
+    lacked_capabilities: &[
         NicCapability::ArgumentChecks,
         NicCapability::EarlyChecks,
         NicCapability::ErrorEvents,
@@ -19,34 +19,34 @@ pub(super) const RXE: Deviations = Deviations {
         NicCapability::Sqe,
     ],
     topics: &[
-        Topic {
+        DeviationTopic {
             title: "Posting work requests",
-            list: POSTING,
+            deviations: POSTING_DEVIATIONS,
         },
-        Topic {
+        DeviationTopic {
             title: "Queues",
-            list: QUEUES,
+            deviations: QUEUE_DEVIATIONS,
         },
-        Topic {
+        DeviationTopic {
             title: "Completions and their statuses",
-            list: COMPLETIONS,
+            deviations: COMPLETION_DEVIATIONS,
         },
-        Topic {
+        DeviationTopic {
             title: "Events",
-            list: EVENTS,
+            deviations: EVENT_DEVIATIONS,
         },
-        Topic {
+        DeviationTopic {
             title: "States and attributes",
-            list: STATES,
+            deviations: STATE_DEVIATIONS,
         },
-        Topic {
+        DeviationTopic {
             title: "Memory and arguments",
-            list: MEMORY,
+            deviations: MEMORY_DEVIATIONS,
         },
     ],
 };
 
-const POSTING: &[Deviation] = &[
+const POSTING_DEVIATIONS: &[Deviation] = &[
     Deviation::new(
         KernelCrash,
         "refusals::unknown_opcodes_are_refused",
@@ -55,120 +55,120 @@ const POSTING: &[Deviation] = &[
         "BUG: unable to handle page fault … RIP: req_next_wqe+0xb9/0x1b0 [rdma_rxe]",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "refusals::a_verb_that_the_transport_lacks_is_refused_at_once",
         "`ibv_post_send` takes verbs that the transport does not have; the completion is the refusal",
         "UD has no such verb: ()",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "refusals::a_message_beyond_4_gib_is_refused",
         "the length of the message is summed in 32 bits: four SGEs of 1 GiB are a message of 0 bytes that \
          succeeds",
         "status 0, qp_num",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "state::sends_before_rts_are_refused",
         "a send that the state does not allow is refused with EINVAL, without `bad_wr`",
         "left: (22, None)",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "state::receives_in_reset_are_refused",
         "a receive that the state does not allow is refused with EINVAL, without `bad_wr`",
         "left: (22, None)",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "srq::posting_to_the_queue_pair_is_refused",
         "a receive on a QP with an SRQ is refused without `bad_wr`",
         "left: None",
     ),
 ];
 
-const QUEUES: &[Deviation] = &[
+const QUEUE_DEVIATIONS: &[Deviation] = &[
     Deviation::new(
-        Wrong,
+        WrongResult,
         "queues::a_full_send_queue_of_uc_refuses_with_bad_wr",
-        FREES_SEND_SLOT_BEFORE_POLL,
+        FREES_SEND_SLOT_BEFORE_POLL_BEHAVIOUR,
         "the send queue is full: ()",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "queues::a_full_send_queue_of_ud_refuses_with_bad_wr",
-        FREES_SEND_SLOT_BEFORE_POLL,
+        FREES_SEND_SLOT_BEFORE_POLL_BEHAVIOUR,
         "the send queue is full: ()",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "queues::unsignaled_wrs_hold_their_slots",
-        FREES_SEND_SLOT_BEFORE_POLL,
+        FREES_SEND_SLOT_BEFORE_POLL_BEHAVIOUR,
         "nothing has freed a slot: ()",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "queues::finished_wrs_hold_their_slots_until_they_are_polled",
-        FREES_SEND_SLOT_BEFORE_POLL,
+        FREES_SEND_SLOT_BEFORE_POLL_BEHAVIOUR,
         "not polled yet: ()",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "queues::polling_makes_room_in_the_send_queue",
-        FREES_SEND_SLOT_BEFORE_POLL,
+        FREES_SEND_SLOT_BEFORE_POLL_BEHAVIOUR,
         "full again: ()",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "qp::sizes_are_at_least_what_was_asked_for",
         "`ibv_create_qp` returns the sizes that were asked for, `ibv_query_qp` those that there are",
         "in the case 2 WRs of 2 SGEs",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "srq::creating_tells_the_sizes_that_query_tells",
         "`ibv_create_srq` returns the sizes that were asked for, `ibv_query_srq` those that there are",
         "left: (15, 3)",
     ),
     Deviation::new(
-        Missing,
-        "overrun::queue_pairs_fail_with_their_queue",
+        MissingFeature,
+        "overrun::a_queue_pair_fails_when_its_cq_overruns",
         OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
-        Missing,
-        "overrun::queue_pairs_share_a_queue_that_is_too_small",
+        MissingFeature,
+        "overrun::two_queue_pairs_overrun_their_shared_cq",
         OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
-        Missing,
-        "overrun::what_is_posted_afterwards_completes_nowhere",
+        MissingFeature,
+        "overrun::wrs_posted_after_an_overrun_never_complete",
         OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
-        Missing,
-        "overrun::a_queue_pair_of_an_overrun_queue_fails_again",
+        MissingFeature,
+        "overrun::a_qp_reconnected_on_an_overrun_cq_fails_again",
         OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
-        Wrong,
-        "overrun::a_queue_that_is_polled_is_not_overrun",
-        LOSES_COMPLETION_AT_ONCE,
+        WrongResult,
+        "overrun::a_polled_cq_is_not_overrun",
+        LOSES_COMPLETION_AT_ONCE_BEHAVIOUR,
         "wr_id of wc(",
     ),
     Deviation::new(
-        Wrong,
-        "overrun::a_larger_queue_is_not_overrun",
-        LOSES_COMPLETION_AT_ONCE,
+        WrongResult,
+        "overrun::a_cq_resized_in_time_is_not_overrun",
+        LOSES_COMPLETION_AT_ONCE_BEHAVIOUR,
         "get_async_event_within(OVERRUN_DETECTION_TIME).is_none()",
     ),
     Deviation::new(
-        Missing,
-        "overrun::a_queue_may_ignore_overruns",
+        MissingFeature,
+        "overrun::a_cq_may_ignore_overruns",
         "its provider refuses IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN with EOPNOTSUPP",
         "ibv_create_cq_ex: 95",
     ),
@@ -185,46 +185,46 @@ const OVERRUN_BEHAVIOUR: &str = "a CQ without room loses the completion, raises 
      when it has been polled. The sending QP hears nothing of it; a receiving QP goes to ERR without \
      IBV_EVENT_QP_FATAL";
 
-const LOSES_COMPLETION_AT_ONCE: &str = "a completion for which there is no room is lost at once, as on any NIC. \
+const LOSES_COMPLETION_AT_ONCE_BEHAVIOUR: &str = "a completion for which there is no room is lost at once, as on any NIC. \
      The software NIC waits a quarter of a second for a poll or a larger CQ";
 
-const FREES_SEND_SLOT_BEFORE_POLL: &str = "a slot of the send queue is free when its WR is done, not when its \
+const FREES_SEND_SLOT_BEFORE_POLL_BEHAVIOUR: &str = "a slot of the send queue is free when its WR is done, not when its \
      completion is polled. A queue that is never full can overrun its CQ";
 
-const COMPLETIONS: &[Deviation] = &[
+const COMPLETION_DEVIATIONS: &[Deviation] = &[
     Deviation::new(
-        Wrong,
+        WrongResult,
         "access::local_protection_errors_have_their_status",
         "a wrong L_Key and one of another PD are LOC_QP_OP_ERR instead of LOC_PROT_ERR (which a wrong range is)",
         "status 2, qp_num",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "access::length_errors_have_their_status",
         "a receive that is too small fails as LOC_QP_OP_ERR instead of LOC_LEN_ERR, its SEND as REM_OP_ERR \
          instead of REM_INV_REQ_ERR",
         "status 2, qp_num",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "access::a_refused_write_with_imm_is_a_local_access_error_of_its_receive",
         "the receive fails as REM_ACCESS_ERR, the requester's status",
         "status 10, qp_num",
     ),
     Deviation::new(
-        Wrong,
-        "access::an_atomic_without_a_place_for_its_result_is_not_made",
+        WrongResult,
+        "access::an_atomic_with_an_invalid_result_sge_changes_nothing",
         "the buffer of the result is looked at when the result is there: the remote word has changed",
         "the remote word",
     ),
     Deviation::new(
         Hangs,
-        "flush::a_failure_waits_behind_what_is_on_its_way",
+        "flush::a_failed_wr_completes_after_earlier_wrs",
         "a WR behind which another one fails at once is executed by the peer and never completes",
         "0 of 1 completions came: []",
     ),
     Deviation::new(
-        Missing,
+        MissingFeature,
         "flush::receives_posted_in_err_are_flushed",
         "receives that are posted in ERR stay there without a completion",
         "0 of 1 completions came: []",
@@ -236,62 +236,62 @@ const COMPLETIONS: &[Deviation] = &[
         "0 of 1 completions came: []",
     ),
     Deviation::new(
-        Missing,
+        MissingFeature,
         "cq::solicited_only_fires_on_a_failure",
         "a failed completion does not wake a CQ that is armed for solicited ones",
         "no CQ event came",
     ),
     Deviation::new(
-        Missing,
-        "ud::a_qkey_with_the_high_bit_means_the_own",
+        MissingFeature,
+        "ud::a_qkey_with_the_high_bit_selects_the_senders_own",
         "a Q_Key with the high-order bit set is sent as it is, and the datagram is dropped",
         "0 of 1 completions came: []",
     ),
     Deviation::new(
-        Missing,
-        "ud::a_program_that_is_held_up_loses_no_datagram",
+        MissingFeature,
+        "ud::a_receiver_that_does_not_poll_loses_no_datagram",
         "a datagram for which no RECV is posted yet is dropped at once (IBTA vol. 1, 9.8.3.2). The software NIC \
              keeps it while the program does not poll",
         "0 of 1 completions came: []",
     ),
 ];
 
-const EVENTS: &[Deviation] = &[
+const EVENT_DEVIATIONS: &[Deviation] = &[
     Deviation::new(
-        Missing,
+        MissingFeature,
         "events::an_access_error_is_an_event_of_the_responder",
         "no IBV_EVENT_QP_ACCESS_ERR: the responder's QP goes to ERR silently",
         "no async event came",
     ),
     Deviation::new(
-        Missing,
+        MissingFeature,
         "events::an_invalid_request_is_an_event_of_the_responder",
         "no IBV_EVENT_QP_REQ_ERR: the responder's QP goes to ERR silently",
         "no async event came",
     ),
     Deviation::new(
-        Missing,
+        MissingFeature,
         "events::the_last_wqe_of_an_srq_is_an_event",
         "no IBV_EVENT_QP_LAST_WQE_REACHED when a QP with an SRQ goes to ERR by `ibv_modify_qp`",
         "no async event came",
     ),
 ];
 
-const STATES: &[Deviation] = &[
+const STATE_DEVIATIONS: &[Deviation] = &[
     Deviation::new(
-        Missing,
+        MissingFeature,
         "access::local_failure_stops_only_the_send_queue_of_uc",
         "there is no SQE: a failed send takes the whole QP to ERR",
         "left: 6",
     ),
     Deviation::new(
-        Missing,
+        MissingFeature,
         "access::local_failure_stops_only_the_send_queue_of_ud",
         "there is no SQE: a failed send takes the whole QP to ERR",
         "left: 6",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "events::draining_ends_when_the_last_request_is_acknowledged",
         "`IBV_EVENT_SQ_DRAINED` comes while a request still waits for a receive WR",
         "get_async_event_within(QUIET_PERIOD).is_none()",
@@ -303,47 +303,47 @@ const STATES: &[Deviation] = &[
         "0 of 1 completions came: []",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "state::a_wrong_current_state_is_refused",
         "`cur_qp_state` is not compared with the state",
         "left: Ok(())",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "state::a_pkey_index_beyond_the_table_is_refused",
         "a P_Key index beyond the table is taken",
         "in the case a P_Key index beyond the table",
     ),
     Deviation::new(
-        Wrong,
-        "state::more_reads_than_the_device_has_are_refused",
+        WrongResult,
+        "state::rd_atomic_beyond_the_device_limit_is_refused",
         "a `max_dest_rd_atomic` above `max_qp_rd_atom` is taken",
         "in the case more READs than the device serves",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "state::a_path_mtu_that_there_is_not_is_refused",
         "a path MTU of 0 is taken",
         "in the case path MTU 0",
     ),
 ];
 
-const MEMORY: &[Deviation] = &[
+const MEMORY_DEVIATIONS: &[Deviation] = &[
     Deviation::new(
-        Wrong,
+        WrongResult,
         "mr::keys_differ_and_cannot_be_guessed",
         "keys are an index that is counted up and 8 bits that vary",
         "of 256 keys",
     ),
     Deviation::new(
-        Wrong,
+        WrongResult,
         "qp::missing_cqs_are_refused",
         "the library reads through the null pointer",
         "died of signal 11",
     ),
     Deviation::new(
-        Wrong,
-        "refusals::unknown_fields_of_attributes_are_not_supported",
+        WrongResult,
+        "refusals::unknown_comp_mask_bits_are_not_supported",
         "`ibv_create_cq_ex` takes attributes with fields that it does not know",
         "ibv_create_cq_ex",
     ),

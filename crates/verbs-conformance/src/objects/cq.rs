@@ -9,9 +9,9 @@ use super::{
     Channel, Context, Cq, QUIET_PERIOD, becomes_readable_within, expect_ok, last_errno, set_errno,
     set_nonblocking,
 };
-use crate::notes::{record_awaited_event, record_progress, wait_limit};
+use crate::progress_notes::{record_awaited_event, record_progress, wait_limit};
 use crate::wr::Wc;
-use crate::xrc::ops;
+use crate::xrc::extended_ops;
 
 impl Channel {
     fn fd(&self) -> c_int {
@@ -75,7 +75,7 @@ impl Cq {
     /// # Errors
     /// Returns the errno of the call; EOPNOTSUPP if the context lacks the operation.
     pub fn try_create_extended(ctx: &Context, attr: &mut ibv_cq_init_attr_ex) -> Result<Self, i32> {
-        let create = ops(ctx).create_cq_ex.ok_or(libc::EOPNOTSUPP)?;
+        let create = extended_ops(ctx).create_cq_ex.ok_or(libc::EOPNOTSUPP)?;
         set_errno(0);
         // SAFETY: a live context, readable attributes without a channel.
         let raw = unsafe { create(ctx.raw(), attr) };

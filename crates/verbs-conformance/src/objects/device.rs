@@ -10,8 +10,8 @@ use super::{
     Channel, Context, Cq, Pd, Qp, Srq, becomes_readable_within, expect_ok, last_errno, set_errno,
     set_nonblocking,
 };
-use crate::env::TestEnv;
-use crate::notes::{record_awaited_event, wait_limit};
+use crate::progress_notes::{record_awaited_event, wait_limit};
+use crate::test_env::TestEnv;
 
 /// Returns the names of the provider's devices.
 ///
@@ -396,10 +396,10 @@ impl AsyncEvent {
 
     /// Acknowledges the event.
     pub fn ack(mut self) {
-        self.do_ack();
+        self.ack_unless_acked();
     }
 
-    fn do_ack(&mut self) {
+    fn ack_unless_acked(&mut self) {
         if !self.acked {
             self.acked = true;
             // SAFETY: the event came from ibv_get_async_event and is acknowledged once.
@@ -410,6 +410,6 @@ impl AsyncEvent {
 
 impl Drop for AsyncEvent {
     fn drop(&mut self) {
-        self.do_ack();
+        self.ack_unless_acked();
     }
 }

@@ -19,7 +19,7 @@ mod qp;
 pub use device::{AsyncEvent, DeviceList, device_names, status_event_node_and_port_texts};
 pub use mr::Buf;
 pub use pd::is_same_gid_and_lid;
-pub use qp::QpInit;
+pub use qp::QpInitAttr;
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs_abi::*;
 
-use crate::env::TestEnv;
+use crate::test_env::TestEnv;
 
 /// Local write access, and all kinds of remote access.
 pub const ALL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE

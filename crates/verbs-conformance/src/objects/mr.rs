@@ -21,7 +21,7 @@ impl Mr {
 
     /// Returns the region's structure as the library filled it.
     #[must_use]
-    pub fn library_struct(&self) -> ibv_mr {
+    pub fn copy_ibv_mr(&self) -> ibv_mr {
         // SAFETY: the region is live, and the library does not write to it.
         unsafe { *self.raw() }
     }
@@ -29,13 +29,13 @@ impl Mr {
     /// Returns the L_Key.
     #[must_use]
     pub fn lkey(&self) -> u32 {
-        self.library_struct().lkey
+        self.copy_ibv_mr().lkey
     }
 
     /// Returns the R_Key.
     #[must_use]
     pub fn rkey(&self) -> u32 {
-        self.library_struct().rkey
+        self.copy_ibv_mr().rkey
     }
 }
 
@@ -68,7 +68,7 @@ impl Buf {
 
     /// Returns the buffer's address for one-sided verbs.
     #[must_use]
-    pub fn remote(&self) -> RemoteAddress {
+    pub fn remote_address(&self) -> RemoteAddress {
         RemoteAddress {
             addr: self.memory.addr(),
             rkey: self.mr.rkey(),

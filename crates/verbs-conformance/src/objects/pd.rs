@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use verbs_abi::*;
 
-use super::{ALL_ACCESS, Ah, Buf, Context, Mr, Pd, Qp, QpInit, Srq, expect_ok, set_errno};
+use super::{ALL_ACCESS, Ah, Buf, Context, Mr, Pd, Qp, QpInitAttr, Srq, expect_ok, set_errno};
 use crate::memory::{MemKind, ZeroedMemory};
-use crate::notes::record_progress;
+use crate::progress_notes::record_progress;
 use crate::wr::Wc;
 
 impl Pd {
@@ -80,9 +80,9 @@ impl Pd {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn try_create_qp(&self, init: &mut QpInit) -> Result<Qp, i32> {
+    pub fn try_create_qp(&self, init: &mut QpInitAttr) -> Result<Qp, i32> {
         record_progress();
-        let mut attr = init.attr();
+        let mut attr = init.to_ibv_attr();
         set_errno(0);
         // SAFETY: a live PD; the CQs and the SRQ in `attr` are live (`init` holds them) or NULL.
         let raw = unsafe { (self.symbols().ibv_create_qp)(self.raw(), &raw mut attr) };
@@ -95,8 +95,8 @@ impl Pd {
 
     /// Calls `ibv_create_qp` with a NULL send CQ or a NULL receive CQ, which is always invalid.
     #[must_use]
-    pub fn try_qp_with_null_cq(&self, init: &QpInit, send: bool) -> Option<Qp> {
-        let mut attr = init.attr();
+    pub fn try_create_qp_with_null_cq(&self, init: &QpInitAttr, send: bool) -> Option<Qp> {
+        let mut attr = init.to_ibv_attr();
         if send {
             attr.send_cq = std::ptr::null_mut();
         } else {
@@ -111,7 +111,7 @@ impl Pd {
     /// Creates a QP.
     #[must_use]
     #[track_caller]
-    pub fn create_qp(&self, init: &mut QpInit) -> Qp {
+    pub fn create_qp(&self, init: &mut QpInitAttr) -> Qp {
         expect_ok("ibv_create_qp", self.try_create_qp(init))
     }
 
@@ -160,9 +160,9 @@ impl Pd {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn try_ah_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<Ah, i32> {
+    pub fn try_create_ah_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<Ah, i32> {
         let mut wc = wc.0;
-        let mut grh = grh_of(grh);
+        let mut grh = grh_from_bytes(grh);
         let port = self.ctx().env().settings.port;
         set_errno(0);
         // SAFETY: a live PD; the completion and the GRH are copies of what the NIC delivered.
@@ -178,7 +178,7 @@ impl Pd {
     /// Fails with the call's result if that is not 0.
     pub fn ah_attr_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<ibv_ah_attr, i32> {
         let mut wc = wc.0;
-        let mut grh = grh_of(grh);
+        let mut grh = grh_from_bytes(grh);
         let mut attr = ibv_ah_attr::zeroed();
         let ctx = self.ctx();
         let port = ctx.env().settings.port;
@@ -196,7 +196,7 @@ impl Pd {
     }
 }
 
-fn grh_of(bytes: &[u8; 40]) -> ibv_grh {
+fn grh_from_bytes(bytes: &[u8; 40]) -> ibv_grh {
     // SAFETY: `ibv_grh` is 40 bytes of plain numbers.
     unsafe { std::mem::transmute_copy(bytes) }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use super::{Cq, Pd, Qp, Srq, expect_ok};
-use crate::notes::{record_awaited_event, wait_limit};
+use crate::progress_notes::{record_awaited_event, wait_limit};
 use crate::wr::{RecvWr, RefusedPostlist, SendWr, link_recv, link_send};
 
 impl Srq {
@@ -19,7 +19,7 @@ impl Srq {
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live SRQ; the list lives until the call returns and is well-formed.
         let errno = unsafe { ibv_post_srq_recv(self.raw(), head, &raw mut bad) };
-        result_of_post(
+        post_result_from_errno(
             errno,
             wrs.iter()
                 .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
@@ -69,7 +69,7 @@ impl Srq {
 
 /// The arguments of QP creation.
 #[derive(Clone)]
-pub struct QpInit {
+pub struct QpInitAttr {
     /// Transport.
     pub qp_type: ibv_qp_type,
     /// Send CQ.
@@ -84,7 +84,7 @@ pub struct QpInit {
     pub sig_all: bool,
 }
 
-impl QpInit {
+impl QpInitAttr {
     /// Returns the arguments for a QP of 16 WRs with 4 SGEs in each queue, without inline data.
     #[must_use]
     pub fn new(qp_type: ibv_qp_type, send_cq: &Cq, recv_cq: &Cq) -> Self {
@@ -104,7 +104,7 @@ impl QpInit {
         }
     }
 
-    pub(super) fn attr(&self) -> ibv_qp_init_attr {
+    pub(super) fn to_ibv_attr(&self) -> ibv_qp_init_attr {
         ibv_qp_init_attr {
             qp_context: std::ptr::without_provenance_mut(0x9_9),
             send_cq: self.send_cq.raw(),
@@ -117,7 +117,7 @@ impl QpInit {
     }
 }
 
-fn result_of_post(errno: i32, bad: Option<usize>) -> Result<(), RefusedPostlist> {
+fn post_result_from_errno(errno: i32, bad: Option<usize>) -> Result<(), RefusedPostlist> {
     if errno == 0 {
         Ok(())
     } else {
@@ -186,7 +186,7 @@ impl Qp {
 
     /// Panics unless the fields of `struct ibv_qp` have the values given at creation.
     #[track_caller]
-    pub fn assert_creation_fields(&self, pd: &Pd, init: &QpInit) {
+    pub fn assert_creation_fields(&self, pd: &Pd, init: &QpInitAttr) {
         // SAFETY: the QP is live, and these fields never change.
         unsafe {
             let qp = self.raw();
@@ -219,7 +219,7 @@ impl Qp {
 
     /// Moves the QP to a state that takes no attributes.
     #[track_caller]
-    pub fn to_state(&self, state: ibv_qp_state) {
+    pub fn move_to_state(&self, state: ibv_qp_state) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = state;
         expect_ok("ibv_modify_qp", self.modify(&attr, IBV_QP_STATE));
@@ -243,24 +243,24 @@ impl Qp {
     /// Returns the state that `ibv_query_qp` reports.
     #[must_use]
     #[track_caller]
-    pub fn state(&self) -> ibv_qp_state {
+    pub fn query_state(&self) -> ibv_qp_state {
         self.query().0.qp_state
     }
 
     /// Waits until the QP is in `state`, without a modify call by this process.
     #[track_caller]
     pub fn await_state(&self, state: ibv_qp_state) {
-        self.await_attr(&format!("QP state {state}"), |attr| attr.qp_state == state);
+        self.await_attr_condition(&format!("QP state {state}"), |attr| attr.qp_state == state);
     }
 
     /// Waits until the send queue is drained. A device may refuse SQD to RTS earlier (IBTA vol. 1, 10.3.1.6).
     #[track_caller]
     pub fn await_drained(&self) {
-        self.await_attr("a drained send queue", |attr| attr.sq_draining == 0);
+        self.await_attr_condition("a drained send queue", |attr| attr.sq_draining == 0);
     }
 
     #[track_caller]
-    fn await_attr(&self, what: &str, reached: impl Fn(&ibv_qp_attr) -> bool) {
+    fn await_attr_condition(&self, what: &str, reached: impl Fn(&ibv_qp_attr) -> bool) {
         let deadline = Instant::now() + wait_limit();
         record_awaited_event(&format!("waiting for {what}"));
         loop {
@@ -283,13 +283,13 @@ impl Qp {
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn try_post(&self, mut wrs: Vec<SendWr>) -> Result<(), RefusedPostlist> {
+    pub fn try_post_sends(&self, mut wrs: Vec<SendWr>) -> Result<(), RefusedPostlist> {
         let head = link_send(&mut wrs);
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live QP; the list is well-formed and lives until the call returns. Registered buffers
         // stay registered until the test has seen the completion or destroyed the QP.
         let errno = unsafe { ibv_post_send(self.raw(), head, &raw mut bad) };
-        result_of_post(
+        post_result_from_errno(
             errno,
             wrs.iter()
                 .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
@@ -305,7 +305,7 @@ impl Qp {
         assert!(num_sge < 0, "more than there are would be read");
         wr.raw.num_sge = num_sge;
         let mut bad = std::ptr::null_mut();
-        // SAFETY: as in `try_post`; a negative count is refused, or reads nothing.
+        // SAFETY: as in `try_post_sends`; a negative count is refused, or reads nothing.
         match unsafe { ibv_post_send(self.raw(), &raw mut wr.raw, &raw mut bad) } {
             0 => Ok(()),
             errno => Err(errno),
@@ -315,13 +315,13 @@ impl Qp {
     /// Posts one send WR.
     #[track_caller]
     pub fn post(&self, wr: SendWr) {
-        self.post_list(vec![wr]);
+        self.post_sends(vec![wr]);
     }
 
     /// Posts a postlist.
     #[track_caller]
-    pub fn post_list(&self, wrs: Vec<SendWr>) {
-        if let Err(refused) = self.try_post(wrs) {
+    pub fn post_sends(&self, wrs: Vec<SendWr>) {
+        if let Err(refused) = self.try_post_sends(wrs) {
             panic!("ibv_post_send: {refused:?}");
         }
     }
@@ -333,9 +333,9 @@ impl Qp {
     pub fn try_post_recvs(&self, mut wrs: Vec<RecvWr>) -> Result<(), RefusedPostlist> {
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
-        // SAFETY: as in `try_post`.
+        // SAFETY: as in `try_post_sends`.
         let errno = unsafe { ibv_post_recv(self.raw(), head, &raw mut bad) };
-        result_of_post(
+        post_result_from_errno(
             errno,
             wrs.iter()
                 .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),

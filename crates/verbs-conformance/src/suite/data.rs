@@ -9,21 +9,21 @@ use crate::{TestEnv, Rng};
 use verbs_abi::{IBV_MTU_256, IBV_QPT_UD, ibv_sge};
 
 tests! { "data";
-    rc_send [] => |env| verb_moves(env, &QpSpec::rc(), Verb::Send),
-    rc_send_with_imm [] => |env| verb_moves(env, &QpSpec::rc(), Verb::SendWithImm),
-    rc_rdma_write [] => |env| verb_moves(env, &QpSpec::rc(), Verb::RdmaWrite),
-    rc_rdma_write_with_imm [] => |env| verb_moves(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
-    rc_rdma_read [Read] => |env| verb_moves(env, &QpSpec::rc(), Verb::RdmaRead),
-    uc_send [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::Send),
-    uc_send_with_imm [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::SendWithImm),
-    uc_rdma_write [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::RdmaWrite),
-    uc_rdma_write_with_imm [Uc] => |env| verb_moves(env, &QpSpec::uc(), Verb::RdmaWriteWithImm),
-    ud_send [Ud] => |env| verb_moves(env, &QpSpec::ud(), Verb::Send),
-    ud_send_with_imm [Ud] => |env| verb_moves(env, &QpSpec::ud(), Verb::SendWithImm),
-    rc_send_with_srq [Srq] => |env| verb_moves(env, &QpSpec::rc().with_srq(), Verb::Send),
-    rc_rdma_write_with_imm_with_srq [Srq] => |env| verb_moves(env, &QpSpec::rc().with_srq(), Verb::RdmaWriteWithImm),
-    uc_send_with_srq [Uc, Srq] => |env| verb_moves(env, &QpSpec::uc().with_srq(), Verb::SendWithImm),
-    ud_send_with_srq [Ud, Srq] => |env| verb_moves(env, &QpSpec::ud().with_srq(), Verb::SendWithImm),
+    rc_send [] => |env| check_verb_moves_data(env, &QpSpec::rc(), Verb::Send),
+    rc_send_with_imm [] => |env| check_verb_moves_data(env, &QpSpec::rc(), Verb::SendWithImm),
+    rc_rdma_write [] => |env| check_verb_moves_data(env, &QpSpec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm [] => |env| check_verb_moves_data(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
+    rc_rdma_read [Read] => |env| check_verb_moves_data(env, &QpSpec::rc(), Verb::RdmaRead),
+    uc_send [Uc] => |env| check_verb_moves_data(env, &QpSpec::uc(), Verb::Send),
+    uc_send_with_imm [Uc] => |env| check_verb_moves_data(env, &QpSpec::uc(), Verb::SendWithImm),
+    uc_rdma_write [Uc] => |env| check_verb_moves_data(env, &QpSpec::uc(), Verb::RdmaWrite),
+    uc_rdma_write_with_imm [Uc] => |env| check_verb_moves_data(env, &QpSpec::uc(), Verb::RdmaWriteWithImm),
+    ud_send [Ud] => |env| check_verb_moves_data(env, &QpSpec::ud(), Verb::Send),
+    ud_send_with_imm [Ud] => |env| check_verb_moves_data(env, &QpSpec::ud(), Verb::SendWithImm),
+    rc_send_with_srq [Srq] => |env| check_verb_moves_data(env, &QpSpec::rc().with_srq(), Verb::Send),
+    rc_rdma_write_with_imm_with_srq [Srq] => |env| check_verb_moves_data(env, &QpSpec::rc().with_srq(), Verb::RdmaWriteWithImm),
+    uc_send_with_srq [Uc, Srq] => |env| check_verb_moves_data(env, &QpSpec::uc().with_srq(), Verb::SendWithImm),
+    ud_send_with_srq [Ud, Srq] => |env| check_verb_moves_data(env, &QpSpec::ud().with_srq(), Verb::SendWithImm),
     rc_send_scatters_and_gathers [] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::Send),
     rc_send_with_imm_scatters_and_gathers [] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::SendWithImm),
     rc_rdma_write_gathers [] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::RdmaWrite),
@@ -41,7 +41,7 @@ tests! { "data";
     rc_to_itself [],
     uc_to_itself [Uc] => |env| check_qp_connected_to_itself(env, &QpSpec::uc()),
     both_ways_at_once [],
-    mixed_memory [],
+    a_wr_mixes_private_and_shared_sges [],
     a_burst_of_large_messages [],
     random_mix_on_rc [Read, Atomics],
 }
@@ -61,9 +61,9 @@ pub(super) fn active_port_mtu_bytes(side: &QpSide) -> usize {
     256 << (side.ctx.port_attr().active_mtu - IBV_MTU_256)
 }
 
-fn verb_moves(env: &TestEnv, spec: &QpSpec, verb: Verb) {
-    for memory in MemKind::distinct(env) {
-        let pair = spec.clone().memory(memory).create_connected_pair(env);
+fn check_verb_moves_data(env: &TestEnv, spec: &QpSpec, verb: Verb) {
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = spec.clone().with_memory_kind(memory).create_connected_pair(env);
         for (i, len) in message_lengths(&pair.a).into_iter().enumerate() {
             record_case(format!("{verb:?} of {len} bytes, {memory:?} memory"));
             transfer_and_check(&pair, verb, len, i as u64 + 1, &[], &[]);
@@ -74,8 +74,8 @@ fn verb_moves(env: &TestEnv, spec: &QpSpec, verb: Verb) {
 fn check_verb_gathers_and_scatters(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     let cuts: [&[usize]; 8] =
         [&[], &[0], &[1], &[7, 0, 9], &[1, 1, 1], &[64], &[0, 0, 0], &[13, 100, 3]];
-    for memory in MemKind::distinct(env) {
-        let pair = spec.clone().memory(memory).create_connected_pair(env);
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = spec.clone().with_memory_kind(memory).create_connected_pair(env);
         let mut rng = Rng::new(1);
         for len in [150, 256] {
             for (i, source) in cuts.iter().enumerate() {
@@ -104,7 +104,7 @@ fn guarded_recv_buffer(side: &QpSide, len: usize) -> Buf {
 }
 
 #[track_caller]
-fn check_guarded(buf: &Buf, grh: usize, len: usize, seed: u64) {
+fn check_payload_and_guards(buf: &Buf, grh: usize, len: usize, seed: u64) {
     buf.memory.assert_filled_with(0, GUARD_BYTES, 0xee);
     buf.memory.await_pattern_at(GUARD_BYTES + grh, len, seed);
     buf.memory.assert_filled_with(GUARD_BYTES + grh + len, GUARD_BYTES, 0xee);
@@ -119,46 +119,46 @@ fn transfer_and_check(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_c
     let wr_id = seed ^ 0xabcd;
     if verb == Verb::RdmaRead {
         let source = b.alloc_buf(len + GUARD_BYTES);
-        source.memory.fill_at(GUARD_BYTES, len, seed);
+        source.memory.fill_pattern_at(GUARD_BYTES, len, seed);
         let target = guarded_recv_buffer(a, len);
         let sges = target.sges_cut_at(margin, len, target_cuts);
-        a.post(wr_of_verb_with_default_operands(verb, sges, source.remote().plus(margin)).id(wr_id));
+        a.post(wr_of_verb_with_default_operands(verb, sges, source.remote_address().plus(margin)).with_id(wr_id));
         a.await_send_completion().expect_sent(wr_id, verb);
-        check_guarded(&target, 0, len, seed);
+        check_payload_and_guards(&target, 0, len, seed);
         assert!(b.rcq.poll(1).is_empty());
         return;
     }
     let grh = b.grh_len();
     let source = a.alloc_buf(len + GUARD_BYTES);
-    source.memory.fill_at(GUARD_BYTES, len, seed);
+    source.memory.fill_pattern_at(GUARD_BYTES, len, seed);
     let sges = source.sges_cut_at(margin, len, source_cuts);
     let target = guarded_recv_buffer(b, grh + len);
     if verb.is_send() {
-        b.post_recv(wr_id + 1, receive_sges(&target, grh, len, target_cuts));
+        b.post_recv(wr_id + 1, recv_sges_with_grh(&target, grh, len, target_cuts));
     } else if verb.has_imm() {
         b.post_recv(wr_id + 1, []);
     }
-    let wr = wr_of_verb_with_default_operands(verb, sges, target.remote().plus(margin)).id(wr_id);
-    a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
-    if verb.recv_opcode().is_none() {
+    let wr = wr_of_verb_with_default_operands(verb, sges, target.remote_address().plus(margin)).with_id(wr_id);
+    a.post(if verb.has_imm() { wr.with_imm(imm) } else { wr });
+    if verb.recv_wc_opcode().is_none() {
         a.await_send_completion().expect_sent(wr_id, verb);
-        check_guarded(&target, grh, len, seed);
+        check_payload_and_guards(&target, grh, len, seed);
         assert!(b.rcq.poll(1).is_empty());
         return;
     }
     let wc = b.await_recv_completion();
-    wc.expect_success(wr_id + 1, verb.recv_opcode().expect("checked"));
+    wc.expect_success(wr_id + 1, verb.recv_wc_opcode().expect("checked"));
     assert_eq!(wc.raw().byte_len as usize, grh + len, "byte_len");
     assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
     assert_eq!(wc.qpn(), b.qp.qpn());
-    check_guarded(&target, grh, len, seed);
+    check_payload_and_guards(&target, grh, len, seed);
     let wc = a.await_send_completion();
     wc.expect_sent(wr_id, verb);
     assert_eq!(wc.qpn(), a.qp.qpn());
 }
 
 /// Returns the SGEs of a receive; the first SGE also holds the GRH.
-fn receive_sges(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
+fn recv_sges_with_grh(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
     let mut cuts = cuts.to_vec();
     if let Some(first) = cuts.first_mut() {
         *first += grh;
@@ -168,10 +168,10 @@ fn receive_sges(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv
 
 fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
     let mut specs = vec![QpSpec::rc()];
-    if env.has(crate::NicCapability::Ud) {
+    if env.expects_capability(crate::NicCapability::Ud) {
         specs.push(QpSpec::ud());
     }
-    if env.has(crate::NicCapability::Uc) {
+    if env.expects_capability(crate::NicCapability::Uc) {
         specs.push(QpSpec::uc());
     }
     for spec in specs {
@@ -183,7 +183,7 @@ fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
         pair.b.post_recv(1, target.sges_cut_at(0, 500, &[grh + 10, 30, 100]));
         let source = pair.a.alloc_buf(60);
         source.memory.fill_with_pattern(5);
-        pair.a.post(crate::wr::send([source.whole_sge()]).id(2));
+        pair.a.post(crate::wr::send([source.whole_sge()]).with_id(2));
         pair.b.await_recv_completion().expect_received(1, grh + 60);
         pair.a.await_send_completion().expect_sent(2, Verb::Send);
         target.memory.assert_pattern_at(grh, 60, 5);
@@ -195,10 +195,10 @@ fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
 /// `linux:drivers/infiniband/sw/rxe/rxe_mr.c`.
 fn recv_sge_may_exceed_region_if_message_fits(env: &TestEnv, spec: &QpSpec) {
     let lens: &[usize] = if spec.qp_type == IBV_QPT_UD { &[0, 8, 1000] } else { &[0, 8, 1000, 20_000] };
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         for &len in lens {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = spec.clone().memory(memory).create_connected_pair(env);
+            let pair = spec.clone().with_memory_kind(memory).create_connected_pair(env);
             let grh = pair.b.grh_len();
             let (source, target) = (pair.a.alloc_buf(len.max(1)), pair.b.alloc_buf(64 + grh + len));
             // The receive has one SGE, or two SGEs; the region ends behind the written bytes.
@@ -213,7 +213,7 @@ fn recv_sge_may_exceed_region_if_message_fits(env: &TestEnv, spec: &QpSpec) {
                     }
                 };
                 pair.b.post_recv(seed, sges);
-                pair.a.post(crate::wr::send([source.sge(0, len)]).id(seed));
+                pair.a.post(crate::wr::send([source.sge(0, len)]).with_id(seed));
                 pair.b.await_recv_completion().expect_received(seed, grh + len);
                 pair.a.await_send_completion().expect_sent(seed, Verb::Send);
                 target.memory.await_pattern_at(64 + grh, len, seed);
@@ -225,10 +225,10 @@ fn recv_sge_may_exceed_region_if_message_fits(env: &TestEnv, spec: &QpSpec) {
 /// Messages that have no SGE on either side transfer only the immediate.
 fn header_only_messages(env: &TestEnv) {
     let mut cases = vec![(QpSpec::rc(), Verb::Send), (QpSpec::rc(), Verb::SendWithImm)];
-    if env.has(crate::NicCapability::Uc) {
+    if env.expects_capability(crate::NicCapability::Uc) {
         cases.push((QpSpec::uc(), Verb::SendWithImm));
     }
-    if env.has(crate::NicCapability::Ud) {
+    if env.expects_capability(crate::NicCapability::Ud) {
         cases.push((QpSpec::ud(), Verb::SendWithImm));
     }
     for (spec, verb) in cases {
@@ -242,9 +242,9 @@ fn header_only_messages(env: &TestEnv) {
             } else {
                 pair.b.post_recv(i, []);
             }
-            let wr = SendWr::new(verb, []).id(i);
+            let wr = SendWr::new(verb, []).with_id(i);
             let imm = u32::try_from(i).expect("small") << 24 | 0x5a;
-            pair.a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
+            pair.a.post(if verb.has_imm() { wr.with_imm(imm) } else { wr });
             let wc = pair.b.await_recv_completion();
             wc.expect_received(i, grh);
             assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
@@ -267,12 +267,12 @@ fn check_qp_connected_to_itself(env: &TestEnv, spec: &QpSpec) {
     for seed in 0..40 {
         source.memory.fill_with_pattern(seed);
         side.post_recv(seed, [target.whole_sge()]);
-        side.post(crate::wr::send([source.whole_sge()]).id(seed));
+        side.post(crate::wr::send([source.whole_sge()]).with_id(seed));
         side.await_recv_completion().expect_received(seed, 300);
         side.await_send_completion().expect_sent(seed, Verb::Send);
         target.memory.assert_whole_pattern(seed);
         source.memory.fill_with_pattern(seed + 1000);
-        side.post(crate::wr::write([source.whole_sge()], target.remote()).id(seed));
+        side.post(crate::wr::write([source.whole_sge()], target.remote_address()).with_id(seed));
         side.await_send_completion().expect_sent(seed, Verb::RdmaWrite);
         if spec.qp_type == verbs_abi::IBV_QPT_RC {
             target.memory.assert_whole_pattern(seed + 1000);
@@ -290,7 +290,7 @@ fn both_ways_at_once(env: &TestEnv) {
             buffers[i].0.memory.fill_with_pattern(round * 2 + i as u64);
         }
         for (i, side) in sides.iter().enumerate() {
-            side.post(crate::wr::send([buffers[i].0.whole_sge()]).id(round));
+            side.post(crate::wr::send([buffers[i].0.whole_sge()]).with_id(round));
         }
         for (i, side) in sides.iter().enumerate() {
             side.await_recv_completion().expect_received(round, 5000);
@@ -303,7 +303,7 @@ fn both_ways_at_once(env: &TestEnv) {
 }
 
 /// A WR has SGEs of private memory and of shareable memory.
-fn mixed_memory(env: &TestEnv) {
+fn a_wr_mixes_private_and_shared_sges(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
     let of = |side: &QpSide, kind| side.pd.alloc_buf_of_kind(kind, 1000, crate::objects::ALL_ACCESS);
     let sources = MemKind::ALL.map(|kind| of(&pair.a, kind));
@@ -311,7 +311,7 @@ fn mixed_memory(env: &TestEnv) {
     sources[0].memory.fill_with_pattern(1);
     sources[1].memory.fill_with_pattern(2);
     pair.b.post_recv(1, [targets[1].whole_sge(), targets[0].whole_sge()]);
-    pair.a.post(crate::wr::send([sources[0].whole_sge(), sources[1].whole_sge()]).id(2));
+    pair.a.post(crate::wr::send([sources[0].whole_sge(), sources[1].whole_sge()]).with_id(2));
     pair.b.await_recv_completion().expect_received(1, 2000);
     pair.a.await_send_completion().expect_sent(2, Verb::Send);
     targets[1].memory.assert_whole_pattern(1);
@@ -319,9 +319,9 @@ fn mixed_memory(env: &TestEnv) {
 }
 
 fn a_burst_of_large_messages(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         const LEN: usize = 200_000;
         let source = pair.a.alloc_buf(8 * LEN);
         let target = pair.b.alloc_buf(8 * LEN);
@@ -329,8 +329,8 @@ fn a_burst_of_large_messages(env: &TestEnv) {
         for i in 0..8 {
             pair.b.post_recv(i, [target.sge(i * LEN as u64, LEN)]);
         }
-        pair.a.post_list(
-            (0..8).map(|i| crate::wr::send([source.sge(i * LEN as u64, LEN)]).id(i)).collect(),
+        pair.a.post_sends(
+            (0..8).map(|i| crate::wr::send([source.sge(i * LEN as u64, LEN)]).with_id(i)).collect(),
         );
         for i in 0..8 {
             pair.b.await_recv_completion().expect_received(i, LEN);
@@ -349,7 +349,7 @@ fn random_mix_on_rc(env: &TestEnv) {
     for (seed, memory) in [(11, MemKind::Private), (12, MemKind::Shared)] {
         record_case(format!("seed {seed}, {memory:?}"));
         let mut rng = Rng::new(seed);
-        let pair = QpSpec::rc().with_queue_depth(64).memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_queue_depth(64).with_memory_kind(memory).create_connected_pair(env);
         let (a, b) = (&pair.a, &pair.b);
         let target = b.alloc_buf(LEN);
         let source = a.alloc_buf(64 * 256);
@@ -365,7 +365,7 @@ fn random_mix_on_rc(env: &TestEnv) {
                 let slot = i * 256;
                 let len = usize::try_from(rng.below(257)).expect("small");
                 let at = usize::try_from(rng.below((LEN - len) as u64 + 1)).expect("small");
-                let remote = target.remote().plus(at as u64);
+                let remote = target.remote_address().plus(at as u64);
                 let payload = source.memory.read(usize::try_from(slot).expect("small"), len);
                 let wr = match rng.below(6) {
                     0 => {
@@ -390,7 +390,7 @@ fn random_mix_on_rc(env: &TestEnv) {
                     }
                     kind => {
                         let at = at & !7 & (LEN - 8);
-                        let remote = target.remote().plus(at as u64);
+                        let remote = target.remote_address().plus(at as u64);
                         let word: [u8; 8] = model[at..at + 8].try_into().expect("eight");
                         expected.push((slot, word.to_vec()));
                         let old = u64::from_ne_bytes(word);
@@ -408,11 +408,11 @@ fn random_mix_on_rc(env: &TestEnv) {
                         wr
                     }
                 };
-                let wr = wr.id(round << 8 | i);
+                let wr = wr.with_id(round << 8 | i);
                 let last = i + 1 == count;
                 wrs.push(if last || rng.one_in(2) { wr } else { wr.unsignaled() });
             }
-            a.post_list(wrs);
+            a.post_sends(wrs);
             for (i, (len, imm)) in receives.iter().enumerate() {
                 let wc = b.await_recv_completion();
                 assert_eq!(wc.status(), 0, "{wc:?}");

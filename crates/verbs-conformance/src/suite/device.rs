@@ -12,7 +12,7 @@ tests! { "device";
     list_works_without_a_count [],
     names_and_guids_are_there [],
     opens_twice_and_closes [],
-    outlives_the_list [],
+    an_open_device_outlives_the_device_list [],
     query_device_is_sane [],
     query_port_is_sane [],
     a_port_that_is_not_there_is_refused [],
@@ -55,7 +55,7 @@ fn opens_twice_and_closes(env: &TestEnv) {
 }
 
 /// `ibv_get_device_list(3)`: a device that was opened before the list is freed stays usable.
-fn outlives_the_list(env: &TestEnv) {
+fn an_open_device_outlives_the_device_list(env: &TestEnv) {
     let ctx = {
         let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
         let device = list.devices().next().expect("a device");
@@ -89,13 +89,13 @@ fn query_device_is_sane(env: &TestEnv) {
     assert!(attr.max_mr_size >= 1 << 20);
     assert!(attr.page_size_cap & 4096 != 0, "page_size_cap {:#x}", attr.page_size_cap);
     assert!(attr.max_pkeys >= 1);
-    if env.has(NicCapability::Srq) {
+    if env.expects_capability(NicCapability::Srq) {
         assert!(attr.max_srq > 0 && attr.max_srq_wr > 0 && attr.max_srq_sge > 0);
     }
-    if env.has(NicCapability::Atomics) {
+    if env.expects_capability(NicCapability::Atomics) {
         assert!([IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB].contains(&attr.atomic_cap));
     }
-    if env.has(NicCapability::Read) {
+    if env.expects_capability(NicCapability::Read) {
         assert!(attr.max_qp_rd_atom > 0 && attr.max_qp_init_rd_atom > 0);
     }
 }
@@ -125,7 +125,7 @@ fn a_port_that_is_not_there_is_refused(env: &TestEnv) {
 
 fn link_layer_is_the_one_asked_for(env: &TestEnv) {
     let port = Context::open(env).port_attr();
-    if let Some(link_layer) = env.settings.link_layer {
+    if let Some(link_layer) = env.settings.required_link_layer {
         assert_eq!(port.link_layer, link_layer);
     }
     if port.link_layer == IBV_LINK_LAYER_INFINIBAND {

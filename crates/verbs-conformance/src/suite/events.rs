@@ -5,7 +5,7 @@ use std::time::Duration;
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::objects::{QUIET_PERIOD, Qp};
 use crate::pair::{QpPair, QpSpec};
 use crate::wr::{RemoteAddress, Verb, read, send, write};
@@ -16,24 +16,24 @@ tests! { "events";
     a_failed_request_is_no_event_of_the_requester [Events],
     a_blocked_thread_wakes_up [Events],
     destroying_waits_for_the_acknowledgement [Events],
-    events_are_of_the_own_context [Events],
+    a_context_gets_only_its_own_events [Events],
     the_last_wqe_of_an_srq_is_an_event [Events, Srq],
     draining_is_an_event [Events, Sqd],
     draining_ends_when_the_last_request_is_acknowledged [Events, Sqd],
-    nobody_has_to_listen [],
+    unread_events_do_not_block_closing [],
 }
 
 /// Causes an async event of `b`'s queue pair, and returns the event type. The event is an access error, or
 /// the end of draining if the NIC has no error events.
 fn raise_event_of_b(pair: &QpPair) -> ibv_event_type {
     let env = pair.a.ctx.env();
-    if env.has(NicCapability::ErrorEvents) || !env.has(NicCapability::Sqd) {
+    if env.expects_capability(NicCapability::ErrorEvents) || !env.expects_capability(NicCapability::Sqd) {
         let local = pair.a.alloc_buf(8);
         let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
         };
-        pair.a.post(write([local.whole_sge()], nowhere).id(1));
+        pair.a.post(write([local.whole_sge()], nowhere).with_id(1));
         pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         return IBV_EVENT_QP_ACCESS_ERR;
     }
@@ -60,7 +60,7 @@ fn an_access_error_is_an_event_of_the_responder(env: &TestEnv) {
         addr: 0x1000,
         rkey: 0xbad,
     };
-    pair.a.post(write([local.whole_sge()], nowhere).id(1));
+    pair.a.post(write([local.whole_sge()], nowhere).with_id(1));
     pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_QP_ACCESS_ERR);
@@ -74,7 +74,7 @@ fn an_invalid_request_is_an_event_of_the_responder(env: &TestEnv) {
     let pair = QpSpec::rc().with_change(|s| s.max_dest_rd_atomic = 0).create_connected_pair(env);
     let local = pair.a.alloc_buf(8);
     let remote = pair.b.alloc_buf(8);
-    pair.a.post(read([local.whole_sge()], remote.remote()).id(1));
+    pair.a.post(read([local.whole_sge()], remote.remote_address()).with_id(1));
     pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert!([IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR].contains(&event.kind()));
@@ -83,8 +83,8 @@ fn an_invalid_request_is_an_event_of_the_responder(env: &TestEnv) {
 
 /// IBTA vol. 1, 11.6.3: the completion reports the failure, so no async event follows.
 fn a_failed_request_is_no_event_of_the_requester(env: &TestEnv) {
-    let pair = QpSpec::rc().rnr_retry(0).create_connected_pair(env);
-    pair.a.post(send([]).id(1));
+    let pair = QpSpec::rc().with_rnr_retry(0).create_connected_pair(env);
+    pair.a.post(send([]).with_id(1));
     pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none());
     assert!(pair.b.ctx.get_async_event_within(Duration::ZERO).is_none());
@@ -116,7 +116,7 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     });
 }
 
-fn events_are_of_the_own_context(env: &TestEnv) {
+fn a_context_gets_only_its_own_events(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
     let bystander = QpSpec::rc().create_qp_side(env);
     raise_event_of_b(&pair);
@@ -130,7 +130,7 @@ fn events_are_of_the_own_context(env: &TestEnv) {
 fn the_last_wqe_of_an_srq_is_an_event(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().create_connected_pair(env);
     pair.b.post_recv(1, []);
-    pair.b.qp.to_state(IBV_QPS_ERR);
+    pair.b.qp.move_to_state(IBV_QPS_ERR);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_QP_LAST_WQE_REACHED);
     assert!(event.concerns_qp(&pair.b.qp));
@@ -150,7 +150,7 @@ fn draining_is_an_event(env: &TestEnv) {
 /// The program need not poll for the event.
 fn draining_ends_when_the_last_request_is_acknowledged(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
-    pair.a.post(send([]).id(1));
+    pair.a.post(send([]).with_id(1));
     move_to_sqd(&pair.a.qp);
     assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none());
     pair.b.post_recv(2, []);
@@ -163,7 +163,7 @@ fn draining_ends_when_the_last_request_is_acknowledged(env: &TestEnv) {
 }
 
 /// A program that never reads its async events works, and closes without waiting.
-fn nobody_has_to_listen(env: &TestEnv) {
+fn unread_events_do_not_block_closing(env: &TestEnv) {
     let a = QpSpec::rc().create_qp_side(env);
     let b = QpSpec::rc().create_qp_side(env);
     for _ in 0..50 {
@@ -176,7 +176,7 @@ fn nobody_has_to_listen(env: &TestEnv) {
             addr: 0x1000,
             rkey: 0xbad,
         };
-        x.post(write([local.whole_sge()], nowhere).id(1));
+        x.post(write([local.whole_sge()], nowhere).with_id(1));
         x.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }

@@ -2,7 +2,7 @@
 
 use verbs_abi::*;
 
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
 use crate::memory::{MemKind, ZeroedMemory};
 use crate::pair::{QpPair, QpSide, QpSpec};
@@ -44,8 +44,8 @@ fn post_recv_if_needed(pair: &QpPair, verb: Verb, wr_id: u64, target: &crate::ob
 /// Sends inline payloads of every length up to the limit; overwrites the buffer as soon as the post
 /// returns.
 fn check_inline_payload_is_copied_at_post(env: &TestEnv, spec: &QpSpec, verb: Verb) {
-    for memory in MemKind::distinct(env) {
-        let pair = spec.clone().memory(memory).create_connected_pair(env);
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = spec.clone().with_memory_kind(memory).create_connected_pair(env);
         let max = pair.a.granted_cap.max_inline_data as usize;
         assert!(max >= 64, "asked for 64 bytes inline, got {max}");
         let grh = pair.b.grh_len();
@@ -56,12 +56,12 @@ fn check_inline_payload_is_copied_at_post(env: &TestEnv, spec: &QpSpec, verb: Ve
             record_case(format!("{verb:?} of {len} bytes inline, {memory:?}"));
             let seed = i as u64 + 1;
             target.memory.write(0, &vec![0xee; grh + max]);
-            source.memory.fill_at(0, len, seed);
+            source.memory.fill_pattern_at(0, len, seed);
             post_recv_if_needed(&pair, verb, seed, &target);
-            let at = target.remote().plus(grh as u64);
-            pair.a.post(wr_of_verb_with_default_operands(verb, [source.sge(0, len)], at).id(seed).inline());
+            let at = target.remote_address().plus(grh as u64);
+            pair.a.post(wr_of_verb_with_default_operands(verb, [source.sge(0, len)], at).with_id(seed).inlined());
             source.memory.write(0, &vec![0; max]);
-            if let Some(opcode) = verb.recv_opcode() {
+            if let Some(opcode) = verb.recv_wc_opcode() {
                 pair.b.await_recv_completion().expect_success(seed, opcode);
             }
             pair.a.await_send_completion().expect_sent(seed, verb);
@@ -74,7 +74,7 @@ fn check_inline_payload_is_copied_at_post(env: &TestEnv, spec: &QpSpec, verb: Ve
 /// `ibv_post_send(3)`: with IBV_SEND_INLINE the L_Key is ignored.
 fn inline_needs_no_memory_region(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     memory.fill_with_pattern(3);
     let target = pair.b.alloc_buf(64);
     let sge = ibv_sge {
@@ -82,7 +82,7 @@ fn inline_needs_no_memory_region(env: &TestEnv) {
         length: 64,
         lkey: 0xdead_beef,
     };
-    pair.a.post(write([sge], target.remote()).inline());
+    pair.a.post(write([sge], target.remote_address()).inlined());
     drop(memory);
     pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
     target.memory.assert_whole_pattern(3);
@@ -96,12 +96,12 @@ fn inline_gathers(env: &TestEnv) {
     for cuts in [[1, 2, 3], [0, 0, 0], [8, 8, 8], [31, 0, 1]] {
         record_case(format!("{cuts:?}"));
         target.memory.write(0, &[0; 64]);
-        pair.a.post(write(source.sges_cut_at(0, 64, &cuts), target.remote()).inline());
+        pair.a.post(write(source.sges_cut_at(0, 64, &cuts), target.remote_address()).inlined());
         pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
         target.memory.assert_whole_pattern(8);
         pair.b.post_recv(1, [target.whole_sge()]);
         target.memory.write(0, &[0; 64]);
-        pair.a.post(send(source.sges_cut_at(0, 64, &cuts)).inline());
+        pair.a.post(send(source.sges_cut_at(0, 64, &cuts)).inlined());
         pair.b.await_recv_completion().expect_received(1, 64);
         pair.a.await_send_completion().expect_sent(0, Verb::Send);
         target.memory.assert_whole_pattern(8);
@@ -111,7 +111,7 @@ fn inline_gathers(env: &TestEnv) {
 /// The post returns EINVAL by the provider's check, or ENOMEM (as mlx5 does if the WQE is too small).
 fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
     let mut specs = vec![(QpSpec::rc(), Verb::Send), (QpSpec::rc(), Verb::RdmaWrite)];
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         specs.push((QpSpec::ud(), Verb::Send));
     }
     for (spec, verb) in specs {
@@ -122,9 +122,9 @@ fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
             let source = pair.a.alloc_buf(max + 1);
             let target = pair.b.alloc_buf(max + 1);
             let cuts = vec![max / 4; sges - 1];
-            let wr = wr_of_verb_with_default_operands(verb, source.sges_cut_at(0, max + 1, &cuts), target.remote()).inline();
-            let first = pair.a.with_ud_destination(wr_of_verb_with_default_operands(verb, [source.sge(0, 1)], target.remote()).id(1).unsignaled());
-            let refused = pair.a.qp.try_post(vec![first, pair.a.with_ud_destination(wr)]);
+            let wr = wr_of_verb_with_default_operands(verb, source.sges_cut_at(0, max + 1, &cuts), target.remote_address()).inlined();
+            let first = pair.a.add_ud_destination_if_missing(wr_of_verb_with_default_operands(verb, [source.sge(0, 1)], target.remote_address()).with_id(1).unsignaled());
+            let refused = pair.a.qp.try_post_sends(vec![first, pair.a.add_ud_destination_if_missing(wr)]);
             let refused = refused.expect_err("more inline data than there is room");
             assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
             assert_eq!(refused.bad_wr_index, Some(1));
@@ -146,7 +146,7 @@ fn inline_waits_for_a_receive(env: &TestEnv) {
     let target = pair.b.alloc_buf(10 * 64);
     for i in 0..10 {
         source.memory.fill_with_pattern(i);
-        pair.a.post(send([source.whole_sge()]).id(i).inline());
+        pair.a.post(send([source.whole_sge()]).with_id(i).inlined());
     }
     source.memory.write(0, &[0; 64]);
     for i in 0..10 {
@@ -161,10 +161,10 @@ fn inline_waits_for_a_receive(env: &TestEnv) {
 
 fn unsignaled_makes_no_completion(env: &TestEnv) {
     let mut specs = vec![QpSpec::rc()];
-    if env.has(NicCapability::Uc) {
+    if env.expects_capability(NicCapability::Uc) {
         specs.push(QpSpec::uc());
     }
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
@@ -174,12 +174,12 @@ fn unsignaled_makes_no_completion(env: &TestEnv) {
         let target = pair.b.alloc_buf(64);
         for i in 0..8 {
             pair.b.post_recv(i, [target.whole_sge()]);
-            pair.a.post(send([buf.whole_sge()]).id(i).unsignaled());
+            pair.a.post(send([buf.whole_sge()]).with_id(i).unsignaled());
             pair.b.await_recv_completion().expect_received(i, 8 + pair.b.grh_len());
         }
         pair.a.scq.expect_empty();
         pair.b.post_recv(8, [target.whole_sge()]);
-        pair.a.post(send([buf.whole_sge()]).id(8));
+        pair.a.post(send([buf.whole_sge()]).with_id(8));
         pair.a.await_send_completion().expect_sent(8, Verb::Send);
         pair.a.scq.expect_empty();
     }
@@ -193,9 +193,9 @@ fn unsignaled_failures_complete_all_the_same(env: &TestEnv) {
         addr: 8,
         rkey: 0xbad,
     };
-    pair.a.post(write([buf.whole_sge()], nowhere).id(1).unsignaled());
+    pair.a.post(write([buf.whole_sge()], nowhere).with_id(1).unsignaled());
     pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
-    pair.a.post(write([buf.whole_sge()], nowhere).id(2).unsignaled());
+    pair.a.post(write([buf.whole_sge()], nowhere).with_id(2).unsignaled());
     pair.a.await_send_completion().expect_flushed(2);
 }
 
@@ -204,10 +204,10 @@ fn sq_sig_all_signals_everything(env: &TestEnv) {
     let buf = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
     for i in 0..20 {
-        pair.a.post(write([buf.whole_sge()], target.remote()).id(i).unsignaled());
+        pair.a.post(write([buf.whole_sge()], target.remote_address()).with_id(i).unsignaled());
         pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
         pair.b.post_recv(i, []);
-        pair.a.post(SendWr::new(Verb::Send, []).id(i).unsignaled());
+        pair.a.post(SendWr::new(Verb::Send, []).with_id(i).unsignaled());
         pair.a.await_send_completion().expect_sent(i, Verb::Send);
         pair.b.await_recv_completion().expect_received(i, 0);
     }
@@ -217,10 +217,10 @@ fn sq_sig_all_signals_everything(env: &TestEnv) {
 /// A completion frees the slots of all earlier WRs, so the send queue never becomes full.
 fn one_in_eight_signaled_for_ever(env: &TestEnv) {
     let mut specs = vec![(QpSpec::rc(), Verb::RdmaWrite), (QpSpec::rc(), Verb::Send)];
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         specs.push((QpSpec::ud(), Verb::Send));
     }
-    if env.has(NicCapability::Uc) {
+    if env.expects_capability(NicCapability::Uc) {
         specs.push((QpSpec::uc(), Verb::RdmaWrite));
     }
     for (spec, verb) in specs {
@@ -235,10 +235,10 @@ fn one_in_eight_signaled_for_ever(env: &TestEnv) {
                 }
             }
             let wrs = (0..8).map(|i| {
-                let wr = wr_of_verb_with_default_operands(verb, [buf.whole_sge()], target.remote()).id(round * 8 + i);
+                let wr = wr_of_verb_with_default_operands(verb, [buf.whole_sge()], target.remote_address()).with_id(round * 8 + i);
                 if i == 7 { wr } else { wr.unsignaled() }
             });
-            pair.a.post_list(wrs.collect());
+            pair.a.post_sends(wrs.collect());
             if verb.is_send() {
                 for (i, wc) in pair.b.rcq.wait_for_completions(8).iter().enumerate() {
                     wc.expect_received(i as u64, 8 + pair.b.grh_len());
@@ -259,9 +259,9 @@ fn unsignaled_sends_go_without_polling(env: &TestEnv) {
         let source = pair.a.alloc_buf(len + 8);
         let target = pair.b.alloc_buf(len + 8);
         source.memory.fill_with_pattern(len as u64);
-        let inline = if len == 64 && env.has(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
+        let inline = if len == 64 && env.expects_capability(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
         for i in 0..n {
-            pair.a.post(send([source.sge(0, len)]).id(i).unsignaled().flag(inline));
+            pair.a.post(send([source.sge(0, len)]).with_id(i).unsignaled().with_flag(inline));
         }
         for i in 0..n {
             pair.b.post_recv(i, [target.sge(0, len)]);
@@ -274,8 +274,8 @@ fn unsignaled_sends_go_without_polling(env: &TestEnv) {
 /// IBTA vol. 1, 10.8.3.3: a fenced WR starts after all earlier READs and atomics have completed. It may
 /// therefore send the results of these READs and atomics.
 fn fence_waits_for_a_read(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         for (seed, len) in [(1, 8), (2, 4096), (3, 1 << 20), (4, 64)] {
             record_case(format!("{len} bytes, {memory:?}"));
             let remote = pair.b.alloc_buf(len);
@@ -283,9 +283,9 @@ fn fence_waits_for_a_read(env: &TestEnv) {
             let between = pair.a.alloc_buf(len);
             remote.memory.fill_with_pattern(seed);
             pair.b.post_recv(1, [target.whole_sge()]);
-            pair.a.post_list(vec![
-                read([between.whole_sge()], remote.remote()).id(1).unsignaled(),
-                send([between.whole_sge()]).id(2).flag(IBV_SEND_FENCE),
+            pair.a.post_sends(vec![
+                read([between.whole_sge()], remote.remote_address()).with_id(1).unsignaled(),
+                send([between.whole_sge()]).with_id(2).with_flag(IBV_SEND_FENCE),
             ]);
             pair.b.await_recv_completion().expect_received(1, len);
             pair.a.await_send_completion().expect_sent(2, Verb::Send);
@@ -300,9 +300,9 @@ fn fence_waits_for_an_atomic(env: &TestEnv) {
     let copy = pair.b.alloc_buf(8);
     let result = pair.a.alloc_buf(8);
     for old in 0..50 {
-        pair.a.post_list(vec![
-            fetch_add(result.whole_sge(), word.remote(), 1).unsignaled(),
-            write([result.whole_sge()], copy.remote()).id(old).flag(IBV_SEND_FENCE),
+        pair.a.post_sends(vec![
+            fetch_add(result.whole_sge(), word.remote_address(), 1).unsignaled(),
+            write([result.whole_sge()], copy.remote_address()).with_id(old).with_flag(IBV_SEND_FENCE),
         ]);
         pair.a.await_send_completion().expect_sent(old, Verb::RdmaWrite);
         assert_eq!(copy.memory.load(0), old);
@@ -316,7 +316,7 @@ fn all_flags_at_once(env: &TestEnv) {
         let target = peer.alloc_buf(16);
         source.memory.write(0, &pattern(6, 16));
         peer.post_recv(1, [target.whole_sge()]);
-        side.post(send([source.whole_sge()]).id(2).flag(flags));
+        side.post(send([source.whole_sge()]).with_id(2).with_flag(flags));
         peer.await_recv_completion().expect_received(1, 16);
         side.await_send_completion().expect_sent(2, Verb::Send);
         target.memory.assert_whole_pattern(6);

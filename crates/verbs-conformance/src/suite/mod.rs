@@ -1,6 +1,6 @@
 //! The tests of the suite, one file for each kind of object or verb.
 
-use crate::env::SuiteTest;
+use crate::test_env::SuiteTest;
 
 /// Declares tests, each with the capabilities that it needs.
 ///
@@ -10,7 +10,7 @@ macro_rules! tests {
         pub(super) const TESTS: &[$crate::SuiteTest] = &[$(
             $crate::SuiteTest {
                 name: concat!($module, "::", stringify!($name)),
-                needs: &[$($crate::NicCapability::$cap),*],
+                needed_capabilities: &[$($crate::NicCapability::$cap),*],
                 run: |env| tests!(@run env $name $($run)?).into(),
             },
         )*];

@@ -24,18 +24,18 @@ tests! { "mr";
     keys_differ_and_cannot_be_guessed [RandomKeys],
     keys_are_not_reused_at_once [RandomKeys],
     many_regions_at_once [],
-    as_many_as_the_device_says [],
-    the_whole_address_space_is_a_region_on_demand [ImplicitOdp],
-    what_is_not_mapped_is_refused_on_demand [ImplicitOdp],
-    a_region_without_memory_drops_writes_and_reads_as_zeros [NullMr],
+    max_mr_regions_can_be_registered [],
+    an_odp_region_covers_the_whole_address_space [ImplicitOdp],
+    an_unmapped_address_in_an_odp_region_is_refused [ImplicitOdp],
+    a_null_mr_drops_writes_and_reads_as_zeros [NullMr],
 }
 
 fn fields_say_what_was_registered(env: &TestEnv) {
-    for kind in MemKind::distinct(env) {
+    for kind in MemKind::distinct_on_provider(env) {
         record_case(format!("{kind:?}"));
         let pd = Context::open(env).alloc_pd();
         let buf = pd.alloc_buf_of_kind(kind, 1000, ALL_ACCESS);
-        let fields = buf.mr.library_struct();
+        let fields = buf.mr.copy_ibv_mr();
         assert_eq!(fields.addr, buf.memory.as_ptr());
         assert_eq!(fields.length, 1000);
         assert_eq!(fields.pd, pd.raw());
@@ -45,7 +45,7 @@ fn fields_say_what_was_registered(env: &TestEnv) {
 
 fn every_legal_access_is_accepted(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     for remote in 0..8 {
         let access = remote << 1 | IBV_ACCESS_LOCAL_WRITE;
         record_case(format!("access {access:#x}"));
@@ -59,7 +59,7 @@ fn every_legal_access_is_accepted(env: &TestEnv) {
 /// IBV_ACCESS_LOCAL_WRITE must be set too."
 fn remote_write_needs_local_write(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     for access in [
         IBV_ACCESS_REMOTE_WRITE,
         IBV_ACCESS_REMOTE_ATOMIC,
@@ -72,7 +72,7 @@ fn remote_write_needs_local_write(env: &TestEnv) {
 
 fn unknown_access_is_refused_and_optional_access_is_not(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     let unknown = pd.try_reg(memory.as_ptr(), 64, IBV_ACCESS_LOCAL_WRITE | 1 << 19);
     assert!(
         matches!(unknown.as_ref().err(), Some(&(libc::EINVAL | libc::EOPNOTSUPP))),
@@ -93,9 +93,9 @@ fn bad_addresses_are_refused(env: &TestEnv) {
 
 fn a_hole_in_the_range_is_refused(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::pages(3);
+    let memory = ZeroedMemory::map_pages(3);
     drop(pd.reg(&memory, ALL_ACCESS));
-    memory.protect(1, false);
+    memory.protect_page(1, false);
     let refused = pd.try_reg(memory.as_ptr(), 3 * PAGE, ALL_ACCESS);
     assert_eq!(refused.err(), Some(libc::EFAULT));
     drop(pd.try_reg(memory.as_ptr(), PAGE, ALL_ACCESS).expect("the page in front of the hole"));
@@ -103,8 +103,8 @@ fn a_hole_in_the_range_is_refused(env: &TestEnv) {
 
 fn read_only_memory_registers_only_for_reading(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::pages(1);
-    memory.protect(0, true);
+    let memory = ZeroedMemory::map_pages(1);
+    memory.protect_page(0, true);
     let refused = pd.try_reg(memory.as_ptr(), PAGE, IBV_ACCESS_LOCAL_WRITE);
     assert_eq!(refused.err(), Some(libc::EFAULT));
     drop(pd.try_reg(memory.as_ptr(), PAGE, IBV_ACCESS_REMOTE_READ).expect("for reading"));
@@ -112,7 +112,7 @@ fn read_only_memory_registers_only_for_reading(env: &TestEnv) {
 
 fn a_range_that_wraps_is_refused(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     for len in [usize::MAX, usize::MAX - memory.as_ptr().addr(), 1 << 62] {
         let refused = pd.try_reg(memory.as_ptr(), len, ALL_ACCESS);
         let errno = refused.err().expect("refused");
@@ -124,7 +124,7 @@ fn a_range_that_wraps_is_refused(env: &TestEnv) {
 /// Linux refuses to register 0 bytes, and some devices accept a length of 0; no NIC may crash.
 fn registering_zero_bytes_does_not_crash(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     for addr in [memory.as_ptr(), std::ptr::null_mut()] {
         if let Err(errno) = pd.try_reg(addr, 0, ALL_ACCESS) {
             assert!([libc::EINVAL, libc::EFAULT].contains(&errno), "errno {errno}");
@@ -134,7 +134,7 @@ fn registering_zero_bytes_does_not_crash(env: &TestEnv) {
 
 fn any_alignment_and_length(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
-    let memory = ZeroedMemory::heap(3 * PAGE);
+    let memory = ZeroedMemory::alloc_heap(3 * PAGE);
     let source = pair.a.alloc_buf(64);
     source.memory.fill_with_pattern(9);
     for (offset, len) in [(0, 1), (1, 1), (63, 2), (PAGE - 1, 2), (7, 2 * PAGE + 1)] {
@@ -147,16 +147,16 @@ fn any_alignment_and_length(env: &TestEnv) {
             rkey: mr.rkey(),
         };
         memory.write(offset + len - 1, &[0]);
-        pair.a.post(write([source.sge(0, 1)], last).id(1));
+        pair.a.post(write([source.sge(0, 1)], last).with_id(1));
         pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         assert_eq!(memory.read(offset + len - 1, 1), source.memory.read(0, 1));
     }
 }
 
 fn overlapping_regions_are_separate(env: &TestEnv) {
-    for kind in MemKind::distinct(env) {
+    for kind in MemKind::distinct_on_provider(env) {
         record_case(format!("{kind:?}"));
-        let pair = QpSpec::rc().memory(kind).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(kind).create_connected_pair(env);
         let target = pair.b.alloc_buf(128);
         let again = pair.b.pd.reg(&target.memory, ALL_ACCESS);
         assert_ne!(again.rkey(), target.mr.rkey());
@@ -167,7 +167,7 @@ fn overlapping_regions_are_separate(env: &TestEnv) {
             addr: target.memory.addr(),
             rkey: again.rkey(),
         };
-        pair.a.post(write([source.whole_sge()], remote).id(1));
+        pair.a.post(write([source.whole_sge()], remote).with_id(1));
         pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         target.memory.assert_whole_pattern(4);
     }
@@ -177,7 +177,7 @@ fn overlapping_regions_are_separate(env: &TestEnv) {
 /// have a constant step, and must differ in many bits.
 fn keys_differ_and_cannot_be_guessed(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     let mrs: Vec<_> = (0..256).map(|_| pd.reg(&memory, ALL_ACCESS)).collect();
     let keys: Vec<u32> = mrs.iter().map(|mr| mr.rkey()).collect();
     let mut sorted = keys.clone();
@@ -197,7 +197,7 @@ fn keys_differ_and_cannot_be_guessed(env: &TestEnv) {
 
 fn keys_are_not_reused_at_once(env: &TestEnv) {
     let pd = Context::open(env).alloc_pd();
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     let mut keys: Vec<u32> = (0..500).map(|_| pd.reg(&memory, ALL_ACCESS).rkey()).collect();
     keys.sort_unstable();
     keys.dedup();
@@ -210,7 +210,7 @@ fn many_regions_at_once(env: &TestEnv) {
     let source = pair.a.alloc_buf(8);
     for (i, target) in targets.iter().enumerate().step_by(37) {
         source.memory.store(0, i as u64);
-        pair.a.post(write([source.whole_sge()], target.remote()).id(i as u64));
+        pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(i as u64));
         pair.a.await_send_completion().expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(0), i as u64);
     }
@@ -218,14 +218,14 @@ fn many_regions_at_once(env: &TestEnv) {
 
 /// Registers `max_mr` regions if that number is feasible; another registration must return an error and
 /// must not crash.
-fn as_many_as_the_device_says(env: &TestEnv) {
+fn max_mr_regions_can_be_registered(env: &TestEnv) {
     let ctx = Context::open(env);
     let pd = ctx.alloc_pd();
     let most = ctx.device_attr().max_mr;
     if most > 100_000 {
         return;
     }
-    let memory = ZeroedMemory::heap(64);
+    let memory = ZeroedMemory::alloc_heap(64);
     let mut mrs = Vec::new();
     let errno = loop {
         match pd.try_reg(memory.as_ptr(), 64, ALL_ACCESS) {
@@ -243,13 +243,13 @@ fn as_many_as_the_device_says(env: &TestEnv) {
 ///
 /// `ibv_reg_mr(3)`: "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and
 /// length should be SIZE_MAX".
-fn register_address_space(pd: &Pd) -> Mr {
+fn register_whole_address_space(pd: &Pd) -> Mr {
     let access = ALL_ACCESS | IBV_ACCESS_ON_DEMAND;
     pd.try_reg(std::ptr::null_mut(), usize::MAX, access).expect("an implicit ODP MR")
 }
 
 /// `ibv_alloc_null_mr(3)`: a null memory region drops writes and returns zeros.
-fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
+fn a_null_mr_drops_writes_and_reads_as_zeros(env: &TestEnv) {
     for spec in [QpSpec::rc(), QpSpec::ud()] {
         let is_ud = spec.qp_type == IBV_QPT_UD;
         let pair = spec.create_connected_pair(env);
@@ -267,7 +267,7 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
             source.memory.write(0, &[9]);
             pair.b.post_recv(1, [target.whole_sge()]);
             let sges = [nothing(&a, 0x1234_5678, len), source.whole_sge()];
-            pair.a.post(send(sges).id(2));
+            pair.a.post(send(sges).with_id(2));
             pair.a.await_send_completion().expect_sent(2, Verb::Send);
             pair.b.await_recv_completion().expect_received(1, room);
             target.memory.assert_filled_with(pair.b.grh_len(), len as usize, 0);
@@ -276,7 +276,7 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
             let all = nothing(&b, u64::MAX - 100_000, u32::try_from(room).expect("short"));
             pair.b.post_recv(3, [all]);
             let bytes = pair.a.alloc_buf(len as usize + 1);
-            pair.a.post(send([bytes.whole_sge()]).id(4));
+            pair.a.post(send([bytes.whole_sge()]).with_id(4));
             pair.a.await_send_completion().expect_sent(4, Verb::Send);
             pair.b.await_recv_completion().expect_received(3, room);
             if is_ud {
@@ -286,15 +286,15 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
             let remote = pair.b.alloc_buf_with_access(len as usize, ALL_ACCESS);
             remote.memory.fill_with_pattern(5);
             let to = RemoteAddress { addr: remote.memory.addr(), rkey: remote.mr.rkey() };
-            pair.a.post(read([nothing(&a, 8, len)], to).id(5));
+            pair.a.post(read([nothing(&a, 8, len)], to).with_id(5));
             pair.a.await_send_completion().expect_sent(5, Verb::RdmaRead);
-            pair.a.post(write([nothing(&a, 8, len)], to).id(6));
+            pair.a.post(write([nothing(&a, 8, len)], to).with_id(6));
             pair.a.await_send_completion().expect_sent(6, Verb::RdmaWrite);
             remote.memory.assert_filled_with(0, len as usize, 0);
         }
         assert_eq!(a.rereg_access(ALL_ACCESS), IBV_REREG_MR_ERR_INPUT);
         if !is_ud {
-            pair.a.post(write([], RemoteAddress { addr: 0, rkey: b.rkey() }).id(7));
+            pair.a.post(write([], RemoteAddress { addr: 0, rkey: b.rkey() }).with_id(7));
             pair.a.await_send_completion().expect_sent(7, Verb::RdmaWrite);
         }
     }
@@ -305,16 +305,16 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
         assert_eq!(region.rkey(), 0);
         let byte = pair.a.alloc_buf(1);
         let to = RemoteAddress { addr: 0, rkey: key(&region) };
-        pair.a.post(write([byte.whole_sge()], to).id(8));
+        pair.a.post(write([byte.whole_sge()], to).with_id(8));
         pair.a.await_send_completion().expect_failed(8, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }
 
-fn the_whole_address_space_is_a_region_on_demand(env: &TestEnv) {
+fn an_odp_region_covers_the_whole_address_space(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
-    let (local, remote) = (register_address_space(&pair.a.pd), register_address_space(&pair.b.pd));
+    let (local, remote) = (register_whole_address_space(&pair.a.pd), register_whole_address_space(&pair.b.pd));
     for len in [8, 5000] {
-        let (source, target) = (ZeroedMemory::heap(len), ZeroedMemory::heap(len));
+        let (source, target) = (ZeroedMemory::alloc_heap(len), ZeroedMemory::alloc_heap(len));
         source.fill_with_pattern(7);
         let sge = |memory: &ZeroedMemory, lkey| ibv_sge {
             addr: memory.addr(),
@@ -322,46 +322,46 @@ fn the_whole_address_space_is_a_region_on_demand(env: &TestEnv) {
             lkey,
         };
         pair.b.post_recv(1, [sge(&target, remote.lkey())]);
-        pair.a.post(send([sge(&source, local.lkey())]).id(2));
+        pair.a.post(send([sge(&source, local.lkey())]).with_id(2));
         pair.a.await_send_completion().expect_sent(2, Verb::Send);
         pair.b.await_recv_completion().expect_received(1, len);
         target.assert_pattern_at(0, len, 7);
         source.fill_with_pattern(9);
         let to = RemoteAddress { addr: target.addr(), rkey: remote.rkey() };
-        pair.a.post(write([sge(&source, local.lkey())], to).id(3));
+        pair.a.post(write([sge(&source, local.lkey())], to).with_id(3));
         pair.a.await_send_completion().expect_sent(3, Verb::RdmaWrite);
         target.assert_pattern_at(0, len, 9);
     }
 }
 
-fn what_is_not_mapped_is_refused_on_demand(env: &TestEnv) {
-    let unmapped = ZeroedMemory::pages(2);
-    unmapped.protect(1, false);
-    unmapped.protect(0, false);
+fn an_unmapped_address_in_an_odp_region_is_refused(env: &TestEnv) {
+    let unmapped = ZeroedMemory::map_pages(2);
+    unmapped.protect_page(1, false);
+    unmapped.protect_page(0, false);
     let hole = ibv_sge { addr: unmapped.addr(), length: 8, lkey: 0 };
     record_case("the source of a SEND".to_owned());
     let pair = QpSpec::rc().create_connected_pair(env);
-    let mr = register_address_space(&pair.a.pd);
-    pair.a.post(send([ibv_sge { lkey: mr.lkey(), ..hole }]).id(1));
+    let mr = register_whole_address_space(&pair.a.pd);
+    pair.a.post(send([ibv_sge { lkey: mr.lkey(), ..hole }]).with_id(1));
     pair.a.await_send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
     record_case("the buffer of a RECV".to_owned());
     let pair = QpSpec::rc().create_connected_pair(env);
-    let mr = register_address_space(&pair.b.pd);
+    let mr = register_whole_address_space(&pair.b.pd);
     let source = pair.a.alloc_buf(8);
     pair.b.post_recv(2, [ibv_sge { lkey: mr.lkey(), ..hole }]);
-    pair.a.post(send([source.whole_sge()]).id(3));
+    pair.a.post(send([source.whole_sge()]).with_id(3));
     pair.b.await_recv_completion().expect_failed(2, &[IBV_WC_LOC_PROT_ERR]);
     pair.a.await_send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
     for verb in [Verb::RdmaWrite, Verb::RdmaRead] {
         record_case(format!("the remote end of {verb:?}"));
         let pair = QpSpec::rc().create_connected_pair(env);
-        let (mr, local) = (register_address_space(&pair.b.pd), pair.a.alloc_buf(8));
+        let (mr, local) = (register_whole_address_space(&pair.b.pd), pair.a.alloc_buf(8));
         let to = RemoteAddress { addr: hole.addr, rkey: mr.rkey() };
         let wr = match verb {
             Verb::RdmaRead => read([local.whole_sge()], to),
             _ => write([local.whole_sge()], to),
         };
-        pair.a.post(wr.id(4));
+        pair.a.post(wr.with_id(4));
         pair.a.await_send_completion().expect_failed(4, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }

@@ -13,11 +13,11 @@ use crate::wr::{Verb, send};
 tests! { "multicast";
     every_member_gets_a_datagram_once [Ud, Multicast],
     members_of_other_groups_get_nothing [Ud, Multicast],
-    who_has_left_gets_nothing [Ud, Multicast],
-    datagrams_wait_for_room_at_a_member [Ud, Multicast],
-    the_q_key_counts [Ud, Multicast],
+    a_detached_member_gets_nothing [Ud, Multicast],
+    datagrams_of_a_destroyed_sender_wait_for_a_member [Ud, Multicast],
+    a_datagram_with_a_wrong_q_key_is_dropped [Ud, Multicast],
     a_member_cannot_be_destroyed [Ud, Multicast],
-    what_cannot_be_attached_is_refused [Ud, Multicast],
+    invalid_attachments_are_refused [Ud, Multicast],
 }
 
 const MULTICAST_QPN: u32 = 0xff_ffff;
@@ -42,7 +42,7 @@ fn multicast_ah(side: &QpSide, gid: [u8; 16]) -> Ah {
     side.pd.create_ah(&attr)
 }
 
-fn ready_ud_qp(env: &TestEnv) -> QpSide {
+fn create_ready_ud_qp(env: &TestEnv) -> QpSide {
     let mut side = QpSpec::ud().create_qp_side(env);
     let address = side.address();
     side.connect(&address);
@@ -50,11 +50,11 @@ fn ready_ud_qp(env: &TestEnv) -> QpSide {
 }
 
 #[track_caller]
-fn send_to(side: &QpSide, gid: [u8; 16], qkey: u32, seed: u64) {
+fn send_to_group(side: &QpSide, gid: [u8; 16], qkey: u32, seed: u64) {
     let source = side.alloc_buf(100);
     source.memory.fill_with_pattern(seed);
     let ah = multicast_ah(side, gid);
-    side.post(send([source.whole_sge()]).id(seed).to(&ah, MULTICAST_QPN, qkey));
+    side.post(send([source.whole_sge()]).with_id(seed).with_ud_destination(&ah, MULTICAST_QPN, qkey));
     side.await_send_completion().expect_sent(seed, Verb::Send);
 }
 
@@ -63,8 +63,8 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
     let mapped = Ipv4Addr::new(239, a, b, c).to_ipv6_mapped().octets();
     for gid in [test_group_gid(1), mapped] {
         record_case(format!("{}", Ipv6Addr::from(gid)));
-        let sender = ready_ud_qp(env);
-        let members = [ready_ud_qp(env), ready_ud_qp(env), ready_ud_qp(env)];
+        let sender = create_ready_ud_qp(env);
+        let members = [create_ready_ud_qp(env), create_ready_ud_qp(env), create_ready_ud_qp(env)];
         for member in &members {
             assert_eq!(member.qp.attach_mcast(gid), 0);
             // A second attachment changes nothing.
@@ -75,7 +75,7 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
             member.post_recv(1, [target.whole_sge()]);
             member.post_recv(2, [target.whole_sge()]);
         }
-        send_to(&sender, gid, QKEY, 5);
+        send_to_group(&sender, gid, QKEY, 5);
         for (member, target) in members.iter().zip(&targets) {
             let wc = member.await_recv_completion();
             wc.expect_received(1, 140);
@@ -85,7 +85,7 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
             member.expect_no_completions();
         }
         // A member also receives its own datagrams.
-        send_to(&members[0], gid, QKEY, 6);
+        send_to_group(&members[0], gid, QKEY, 6);
         for member in &members {
             member.await_recv_completion().expect_received(2, 140);
         }
@@ -96,28 +96,28 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
 }
 
 fn members_of_other_groups_get_nothing(env: &TestEnv) {
-    let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
+    let (sender, member) = (create_ready_ud_qp(env), create_ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
-    send_to(&sender, test_group_gid(2), QKEY, 5);
+    send_to_group(&sender, test_group_gid(2), QKEY, 5);
     member.expect_no_completions();
     assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
-fn who_has_left_gets_nothing(env: &TestEnv) {
-    let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
+fn a_detached_member_gets_nothing(env: &TestEnv) {
+    let (sender, member) = (create_ready_ud_qp(env), create_ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
     assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
-    send_to(&sender, test_group_gid(1), QKEY, 5);
+    send_to_group(&sender, test_group_gid(1), QKEY, 5);
     member.expect_no_completions();
     assert_eq!(member.qp.detach_mcast(test_group_gid(1)), libc::EINVAL);
 }
 
 /// Sends a postlist of more datagrams than the fabric can hold at a time, and then destroys the sending QP.
-fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
+fn datagrams_of_a_destroyed_sender_wait_for_a_member(env: &TestEnv) {
     const COUNT: u32 = 64;
     const LEN: usize = 1000;
     let [sender, member] = [(); 2].map(|()| {
@@ -135,8 +135,8 @@ fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
     source.memory.fill_with_pattern(5);
     let ah = multicast_ah(&sender, test_group_gid(1));
     for id in 0..COUNT {
-        let wr = send([source.whole_sge()]).id(id.into()).unsignaled();
-        sender.post(wr.to(&ah, MULTICAST_QPN, QKEY));
+        let wr = send([source.whole_sge()]).with_id(id.into()).unsignaled();
+        sender.post(wr.with_ud_destination(&ah, MULTICAST_QPN, QKEY));
     }
     drop(sender);
     for id in 0..COUNT {
@@ -146,30 +146,30 @@ fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
     assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
-fn the_q_key_counts(env: &TestEnv) {
-    let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
+fn a_datagram_with_a_wrong_q_key_is_dropped(env: &TestEnv) {
+    let (sender, member) = (create_ready_ud_qp(env), create_ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
-    send_to(&sender, test_group_gid(1), QKEY ^ 1, 5);
+    send_to_group(&sender, test_group_gid(1), QKEY ^ 1, 5);
     member.expect_no_completions();
-    send_to(&sender, test_group_gid(1), QKEY, 6);
+    send_to_group(&sender, test_group_gid(1), QKEY, 6);
     member.await_recv_completion().expect_received(1, 140);
     assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
 /// `ibv_destroy_qp(3)`: destroying a QP "fails if the QP is attached to a multicast group".
 fn a_member_cannot_be_destroyed(env: &TestEnv) {
-    let member = ready_ud_qp(env);
+    let member = create_ready_ud_qp(env);
     assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     assert_eq!(member.qp.try_destroy(), libc::EBUSY);
     assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
-fn what_cannot_be_attached_is_refused(env: &TestEnv) {
+fn invalid_attachments_are_refused(env: &TestEnv) {
     let rc = QpSpec::rc().create_qp_side(env);
     assert_eq!(rc.qp.attach_mcast(test_group_gid(1)), libc::EINVAL);
-    let ud = ready_ud_qp(env);
+    let ud = create_ready_ud_qp(env);
     let unicast = ud.address().gid;
     assert_eq!(ud.qp.attach_mcast(unicast), libc::EINVAL);
 }

@@ -17,11 +17,11 @@ tests! { "order";
     a_write_is_visible_when_it_completes [],
     a_write_follows_a_send_into_the_same_memory [],
     a_write_between_sends_keeps_its_place [],
-    a_write_between_sends_needs_no_second_poll [],
+    a_write_between_sends_is_visible_without_a_poll [],
     a_write_between_sends_is_refused_in_its_place [],
     a_read_sees_the_write_before_it [Read],
     a_read_sees_the_send_before_it [Read],
-    a_read_returns_what_was_there_when_it_completes [Read],
+    a_read_sees_the_responders_last_store [Read],
     an_atomic_sees_the_write_before_it [Atomics],
     the_last_byte_of_a_write_arrives_last [WriteOrder],
     memory_of_a_completed_send_may_be_reused [],
@@ -30,9 +30,9 @@ tests! { "order";
 
 /// The requester writes data by RDMA WRITE, and then notifies the receiver, another thread, by a SEND.
 fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         const LEN: usize = 1000;
         let source = pair.a.alloc_buf(LEN);
         let target = pair.b.alloc_buf(LEN);
@@ -44,16 +44,16 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
                     target.memory.assert_whole_pattern(round);
                     // The receive also permits the sender to continue.
                     pair.b.post_recv(round + 1, []);
-                    pair.b.post(send([]).id(round));
+                    pair.b.post(send([]).with_id(round));
                     pair.b.await_send_completion().expect_sent(round, Verb::Send);
                 }
             });
             for round in 0..500 {
                 source.memory.fill_with_pattern(round);
                 pair.a.post_recv(round, []);
-                pair.a.post_list(vec![
-                    write([source.whole_sge()], target.remote()).unsignaled(),
-                    send([]).id(round),
+                pair.a.post_sends(vec![
+                    write([source.whole_sge()], target.remote_address()).unsignaled(),
+                    send([]).with_id(round),
                 ]);
                 pair.a.await_send_completion().expect_sent(round, Verb::Send);
                 pair.a.await_recv_completion().expect_received(round, 0);
@@ -63,13 +63,13 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
 }
 
 fn a_write_is_visible_when_it_completes(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(8);
         let target = pair.b.alloc_buf(8);
         for i in 1..2000 {
             source.memory.store(0, i);
-            pair.a.post(write([source.whole_sge()], target.remote()).id(i));
+            pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(i));
             pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
             assert_eq!(target.memory.load(0), i);
         }
@@ -77,9 +77,9 @@ fn a_write_is_visible_when_it_completes(env: &TestEnv) {
 }
 
 fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let first = pair.a.alloc_buf(64);
         let second = pair.a.alloc_buf(64);
         let target = pair.b.alloc_buf(64);
@@ -87,9 +87,9 @@ fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
             first.memory.fill_with_pattern(2 * round);
             second.memory.fill_with_pattern(2 * round + 1);
             pair.b.post_recv(round, [target.whole_sge()]);
-            pair.a.post_list(vec![
+            pair.a.post_sends(vec![
                 send([first.whole_sge()]).unsignaled(),
-                write([second.whole_sge()], target.remote()).id(round),
+                write([second.whole_sge()], target.remote_address()).with_id(round),
             ]);
             pair.a.await_send_completion().expect_sent(round, Verb::RdmaWrite);
             pair.b.await_recv_completion().expect_received(round, 64);
@@ -101,10 +101,10 @@ fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
 /// A WRITE does not overtake an earlier SEND that waits for a receive, and is visible when a later SEND
 /// arrives.
 fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         for len in [8usize, 64, 1024, 4096, 20_000] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).rnr_retry(7).create_connected_pair(env);
+            let pair = QpSpec::rc().with_memory_kind(memory).with_rnr_retry(7).create_connected_pair(env);
             let sources = [pair.a.alloc_buf(len), pair.a.alloc_buf(len)];
             let target = pair.b.alloc_buf(len);
             target.memory.fill_with_pattern(1000);
@@ -112,12 +112,12 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
             for round in 0..4 {
                 sources[0].memory.fill_with_pattern(round);
                 sources[1].memory.fill_with_pattern(round + 100);
-                pair.a.post_list(vec![
+                pair.a.post_sends(vec![
                     send([]).unsignaled(),
-                    write([sources[0].whole_sge()], target.remote()).id(1),
+                    write([sources[0].whole_sge()], target.remote_address()).with_id(1),
                     send([]).unsignaled(),
-                    write([sources[1].whole_sge()], target.remote()).unsignaled(),
-                    send([]).id(2),
+                    write([sources[1].whole_sge()], target.remote_address()).unsignaled(),
+                    send([]).with_id(2),
                 ]);
                 if round == 0 {
                     pair.b.expect_no_completions();
@@ -138,20 +138,20 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
 }
 
 /// A receiver that has received the first SEND may poll only its memory, and the requester need not poll.
-fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+fn a_write_between_sends_is_visible_without_a_poll(env: &TestEnv) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(8);
         let target = pair.b.alloc_buf(8);
         for round in 1..4 {
             pair.b.post_recv(1, []);
             pair.b.post_recv(2, []);
             source.memory.store(0, round);
-            pair.a.post_list(vec![
+            pair.a.post_sends(vec![
                 send([]).unsignaled(),
-                write([source.whole_sge()], target.remote()).unsignaled(),
-                send([]).id(round),
+                write([source.whole_sge()], target.remote_address()).unsignaled(),
+                send([]).with_id(round),
             ]);
             pair.b.await_recv_completion().expect_received(1, 0);
             let begin = Instant::now();
@@ -176,10 +176,10 @@ fn a_write_between_sends_is_refused_in_its_place(env: &TestEnv) {
         };
         pair.b.post_recv(1, []);
         pair.b.post_recv(2, []);
-        pair.a.post_list(vec![
-            send([]).id(1),
-            write([source.whole_sge()], nowhere).id(2),
-            send([]).id(3),
+        pair.a.post_sends(vec![
+            send([]).with_id(1),
+            write([source.whole_sge()], nowhere).with_id(2),
+            send([]).with_id(3),
         ]);
         pair.b.await_recv_completion().expect_received(1, 0);
         pair.b.await_recv_completion().expect_flushed(2);
@@ -190,16 +190,16 @@ fn a_write_between_sends_is_refused_in_its_place(env: &TestEnv) {
 }
 
 fn a_read_sees_the_write_before_it(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(3000);
         let back = pair.a.alloc_buf(3000);
         let target = pair.b.alloc_buf(3000);
         for round in 0..100 {
             source.memory.fill_with_pattern(round);
-            pair.a.post_list(vec![
-                write([source.whole_sge()], target.remote()).unsignaled(),
-                read([back.whole_sge()], target.remote()).id(round),
+            pair.a.post_sends(vec![
+                write([source.whole_sge()], target.remote_address()).unsignaled(),
+                read([back.whole_sge()], target.remote_address()).with_id(round),
             ]);
             pair.a.await_send_completion().expect_sent(round, Verb::RdmaRead);
             back.memory.assert_whole_pattern(round);
@@ -209,18 +209,18 @@ fn a_read_sees_the_write_before_it(env: &TestEnv) {
 
 /// IBTA vol. 1, 9.5: a responder executes requests in the order in which they were sent.
 fn a_read_sees_the_send_before_it(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(64);
         let back = pair.a.alloc_buf(64);
         let target = pair.b.alloc_buf(64);
         for round in 0..100 {
             source.memory.fill_with_pattern(round);
             pair.b.post_recv(round, [target.whole_sge()]);
-            pair.a.post_list(vec![
+            pair.a.post_sends(vec![
                 send([source.whole_sge()]).unsignaled(),
-                read([back.whole_sge()], target.remote()).id(round),
+                read([back.whole_sge()], target.remote_address()).with_id(round),
             ]);
             pair.a.await_send_completion().expect_sent(round, Verb::RdmaRead);
             back.memory.assert_whole_pattern(round);
@@ -229,14 +229,14 @@ fn a_read_sees_the_send_before_it(env: &TestEnv) {
     }
 }
 
-fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+fn a_read_sees_the_responders_last_store(env: &TestEnv) {
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let back = pair.a.alloc_buf(8);
         let target = pair.b.alloc_buf(8);
         for i in 0..2000 {
             target.memory.store(0, i);
-            pair.a.post(read([back.whole_sge()], target.remote()).id(i));
+            pair.a.post(read([back.whole_sge()], target.remote_address()).with_id(i));
             pair.a.await_send_completion().expect_sent(i, Verb::RdmaRead);
             assert_eq!(back.memory.load(0), i);
         }
@@ -244,16 +244,16 @@ fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
 }
 
 fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(8);
         let old = pair.a.alloc_buf(8);
         let target = pair.b.alloc_buf(8);
         for i in 0..100 {
             source.memory.store(0, i * 1000);
-            pair.a.post_list(vec![
-                write([source.whole_sge()], target.remote()).unsignaled(),
-                fetch_add(old.whole_sge(), target.remote(), 5).id(i),
+            pair.a.post_sends(vec![
+                write([source.whole_sge()], target.remote_address()).unsignaled(),
+                fetch_add(old.whole_sge(), target.remote_address(), 5).with_id(i),
             ]);
             pair.a.await_send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
             assert_eq!(old.memory.load(0), i * 1000);
@@ -267,10 +267,10 @@ fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
 /// No specification requires that, but programs rely on it. In Kalia et al., "Using RDMA efficiently for
 /// key-value services", a server polls the last byte of a request region.
 fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         for len in [9usize, 16, 33, 48, 63, 64] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+            let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
             let source = pair.a.alloc_buf(64);
             let target = pair.b.alloc_buf(64);
             let stop = AtomicBool::new(false);
@@ -302,9 +302,9 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
                             return Err(format!("round {round}: {found:02x?} instead of {expected:02x?}"));
                         }
                         // Permit the requester to continue.
-                        pair.b.post(send([]).unsignaled().id(round));
+                        pair.b.post(send([]).unsignaled().with_id(round));
                         if round % 8 == 7 {
-                            pair.b.post(send([]).id(round));
+                            pair.b.post(send([]).with_id(round));
                             pair.b.await_send_completion().expect_sent(round, Verb::Send);
                         }
                     }
@@ -320,7 +320,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
                         break;
                     }
                     source.memory.write(0, &payload(round));
-                    pair.a.post(write([source.sge(0, len)], target.remote()).id(round));
+                    pair.a.post(write([source.sge(0, len)], target.remote_address()).with_id(round));
                     pair.a.await_send_completion().expect_sent(round, Verb::RdmaWrite);
                     let permissions = if round % 8 == 7 { 2 } else { 1 };
                     for _ in 0..permissions {
@@ -351,7 +351,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
 fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
     for (memory, len) in [(MemKind::Private, 100), (MemKind::Private, 50_000), (MemKind::Shared, 50_000)] {
         record_case(format!("{len} bytes, {memory:?}"));
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(len);
         let target = pair.b.alloc_buf(len);
         std::thread::scope(|scope| {
@@ -364,7 +364,7 @@ fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
             });
             for round in 0..50 {
                 source.memory.fill_with_pattern(round);
-                pair.a.post(send([source.whole_sge()]).id(round));
+                pair.a.post(send([source.whole_sge()]).with_id(round));
                 pair.a.await_send_completion().expect_sent(round, Verb::Send);
                 source.memory.write(0, &vec![0; len]);
             }
@@ -373,8 +373,8 @@ fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
 }
 
 fn writes_of_one_queue_pair_land_in_order(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
-        let pair = QpSpec::rc().with_queue_depth(64).memory(memory).create_connected_pair(env);
+    for memory in MemKind::distinct_on_provider(env) {
+        let pair = QpSpec::rc().with_queue_depth(64).with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(64 * 8);
         let target = pair.b.alloc_buf(8);
         for i in 0..64u64 {
@@ -383,11 +383,11 @@ fn writes_of_one_queue_pair_land_in_order(env: &TestEnv) {
         for _ in 0..50 {
             let wrs = (0..64)
                 .map(|i| {
-                    let wr = write([source.sge(i * 8, 8)], target.remote()).id(i);
+                    let wr = write([source.sge(i * 8, 8)], target.remote_address()).with_id(i);
                     if i == 63 { wr } else { wr.unsignaled() }
                 })
                 .collect();
-            pair.a.post_list(wrs);
+            pair.a.post_sends(wrs);
             pair.a.await_send_completion().expect_sent(63, Verb::RdmaWrite);
             assert_eq!(target.memory.load(0), 63);
         }

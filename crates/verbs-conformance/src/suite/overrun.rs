@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::objects::{AsyncEvent, Context, Cq, QUIET_PERIOD, QpInit};
+use crate::objects::{AsyncEvent, Context, Cq, QUIET_PERIOD, QpInitAttr};
 use crate::pair::{QpPair, QpSide, QpSpec};
-use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
+use crate::child_processes::{PeerAnswer, PeerCommand, PeerProcess};
 use crate::wr::{SendWr, Verb, send, write};
 
 tests! { "overrun";
-    sends_that_nobody_polls [Events],
-    receives_that_nobody_polls [Events],
-    receives_of_another_process [Events, Processes],
-    datagrams_of_a_sender_that_has_gone [Events, Ud],
-    receives_that_are_flushed [Events],
+    unpolled_sends_overrun_the_send_cq [Events],
+    unpolled_receives_overrun_the_recv_cq [Events],
+    sends_of_another_process_overrun_the_recv_cq [Events, Processes],
+    datagrams_of_a_destroyed_sender_overrun_the_recv_cq [Events, Ud],
+    flushed_receives_overrun_the_recv_cq [Events],
     unsolicited_receives_of_a_sleeper_overrun_its_cq [Events, Solicited],
-    queue_pairs_share_a_queue_that_is_too_small [Events],
-    queue_pairs_fail_with_their_queue [Events],
-    the_peer_of_a_failed_queue_pair_hears_of_it [Events],
-    what_is_posted_afterwards_completes_nowhere [Events],
-    a_queue_pair_of_an_overrun_queue_fails_again [Events],
-    a_shared_receive_queue_goes_on [Events, Srq],
+    two_queue_pairs_overrun_their_shared_cq [Events],
+    a_queue_pair_fails_when_its_cq_overruns [Events],
+    the_peer_of_a_failed_qp_gets_retry_exceeded [Events],
+    wrs_posted_after_an_overrun_never_complete [Events],
+    a_qp_reconnected_on_an_overrun_cq_fails_again [Events],
+    an_srq_serves_other_qps_after_an_overrun [Events, Srq],
     destroying_waits_for_the_acknowledgement [Events],
-    a_full_queue_is_not_overrun [Events],
-    a_queue_that_is_polled_is_not_overrun [Events],
-    a_larger_queue_is_not_overrun [Events],
+    a_full_cq_is_not_overrun [Events],
+    a_polled_cq_is_not_overrun [Events],
+    a_cq_resized_in_time_is_not_overrun [Events],
     a_resized_cq_can_be_overrun [Events],
-    a_queue_may_ignore_overruns [Events, IgnoreOverrun],
+    a_cq_may_ignore_overruns [Events, IgnoreOverrun],
 }
 
 /// A time longer than any NIC needs to detect an overrun.
@@ -44,14 +44,14 @@ fn small_cq_spec() -> QpSpec {
 }
 
 /// Returns a range of numbers, one more than the number of completions that `cq` holds.
-fn one_more_than_cq_holds(cq: &Cq) -> std::ops::Range<u64> {
+fn wr_ids_one_more_than_cq_holds(cq: &Cq) -> std::ops::Range<u64> {
     assert!(cq.cqe() < 64, "the queue pairs can fill it");
     0..cq.cqe() as u64 + 1
 }
 
 /// Waits for an async event of the type `kind`.
 #[track_caller]
-pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
+pub(super) fn await_async_event_of_type(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
     loop {
         let event = ctx.await_async_event_but_comm_est();
         if event.kind() == kind {
@@ -62,7 +62,7 @@ pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
 
 #[track_caller]
 pub(super) fn await_cq_error_event(ctx: &Context, cq: &Cq) {
-    let event = await_event(ctx, IBV_EVENT_CQ_ERR);
+    let event = await_async_event_of_type(ctx, IBV_EVENT_CQ_ERR);
     assert!(event.concerns_cq(cq));
 }
 
@@ -76,16 +76,16 @@ fn expect_full_cq(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
 }
 
 /// Returns a function that builds WRITEs from `a` to `b`; the argument is the `wr_id`.
-fn write_builder(pair: &QpPair) -> impl Fn(u64) -> SendWr + use<> {
+fn build_write_fn(pair: &QpPair) -> impl Fn(u64) -> SendWr + use<> {
     let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
-    move |i| write([source.whole_sge()], target.remote()).id(i)
+    move |i| write([source.whole_sge()], target.remote_address()).with_id(i)
 }
 
 /// Overruns the send CQ of `a`.
 #[track_caller]
 fn overrun_send_cq_of_a(pair: &QpPair) {
-    let write = write_builder(pair);
-    for i in one_more_than_cq_holds(&pair.a.scq) {
+    let write = build_write_fn(pair);
+    for i in wr_ids_one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
     }
     await_cq_error_event(&pair.a.ctx, &pair.a.scq);
@@ -95,21 +95,21 @@ fn overrun_send_cq_of_a(pair: &QpPair) {
 /// receive did not fit, so the SEND may never be acknowledged.
 #[track_caller]
 fn overrun_recv_cq_of_b(pair: &QpPair) -> ibv_wc_status {
-    let messages = one_more_than_cq_holds(&pair.b.rcq);
+    let messages = wr_ids_one_more_than_cq_holds(&pair.b.rcq);
     for i in messages.clone() {
         pair.b.post_recv(i, []);
     }
     let mut status = IBV_WC_SUCCESS;
     for i in messages {
         assert_eq!(status, IBV_WC_SUCCESS);
-        pair.a.post(send([]).id(i));
+        pair.a.post(send([]).with_id(i));
         status = pair.a.await_send_completion().status();
     }
     await_cq_error_event(&pair.b.ctx, &pair.b.rcq);
     status
 }
 
-fn sends_that_nobody_polls(env: &TestEnv) {
+fn unpolled_sends_overrun_the_send_cq(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
     overrun_send_cq_of_a(&pair);
     expect_full_cq(&pair.a.scq, |wc, i| {
@@ -117,7 +117,7 @@ fn sends_that_nobody_polls(env: &TestEnv) {
     });
 }
 
-fn receives_that_nobody_polls(env: &TestEnv) {
+fn unpolled_receives_overrun_the_recv_cq(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
     overrun_recv_cq_of_b(&pair);
     expect_full_cq(&pair.b.rcq, |wc, i| {
@@ -125,14 +125,14 @@ fn receives_that_nobody_polls(env: &TestEnv) {
     });
 }
 
-fn receives_of_another_process(env: &TestEnv) {
+fn sends_of_another_process_overrun_the_recv_cq(env: &TestEnv) {
     let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &small_cq_spec(), 64);
-    let messages = one_more_than_cq_holds(&side.rcq);
+    let messages = wr_ids_one_more_than_cq_holds(&side.rcq);
     for i in messages.clone() {
         side.post_recv(i, []);
     }
     for _ in messages.skip(1) {
-        assert_eq!(peer.command(&PeerCommand::Send(0, 0)), PeerAnswer::Done);
+        assert_eq!(peer.execute_command(&PeerCommand::Send(0, 0)), PeerAnswer::Done);
     }
     // The last SEND may never be acknowledged.
     peer.send_command(&PeerCommand::Send(0, 0));
@@ -143,15 +143,15 @@ fn receives_of_another_process(env: &TestEnv) {
 }
 
 /// The sender does not wait for an acknowledgement, and is destroyed before it could wake the receiver.
-fn datagrams_of_a_sender_that_has_gone(env: &TestEnv) {
+fn datagrams_of_a_destroyed_sender_overrun_the_recv_cq(env: &TestEnv) {
     let QpPair { a, b } = QpSpec::ud().with_queue_depth(64).with_change(|s| s.cqe = 4).create_connected_pair(env);
-    let messages = one_more_than_cq_holds(&b.rcq);
+    let messages = wr_ids_one_more_than_cq_holds(&b.rcq);
     let buf = b.alloc_buf(64);
     for i in messages.clone() {
         b.post_recv(i, [buf.whole_sge()]);
     }
     for i in messages {
-        a.post(send([]).id(i));
+        a.post(send([]).with_id(i));
         a.await_send_completion().expect_sent(i, Verb::Send);
     }
     drop(a);
@@ -161,12 +161,12 @@ fn datagrams_of_a_sender_that_has_gone(env: &TestEnv) {
     });
 }
 
-fn receives_that_are_flushed(env: &TestEnv) {
+fn flushed_receives_overrun_the_recv_cq(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
-    for i in one_more_than_cq_holds(&pair.b.rcq) {
+    for i in wr_ids_one_more_than_cq_holds(&pair.b.rcq) {
         pair.b.post_recv(i, []);
     }
-    pair.b.qp.to_state(IBV_QPS_ERR);
+    pair.b.qp.move_to_state(IBV_QPS_ERR);
     await_cq_error_event(&pair.b.ctx, &pair.b.rcq);
     expect_full_cq(&pair.b.rcq, |wc, i| {
         wc.expect_flushed(i);
@@ -185,7 +185,7 @@ fn unsolicited_receives_of_a_sleeper_overrun_its_cq(env: &TestEnv) {
 }
 
 /// The completions of each queue pair alone would fit into the common CQ.
-fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
+fn two_queue_pairs_overrun_their_shared_cq(env: &TestEnv) {
     let (mut a, mut b) = (small_cq_spec().create_qp_side(env), small_cq_spec().create_qp_side(env));
     let (mut c, mut d) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
     for (x, y) in [(&mut a, &mut b), (&mut c, &mut d)] {
@@ -194,16 +194,16 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
         y.connect(&of_x);
     }
     let (source, target) = (a.alloc_buf(8), b.alloc_buf(8));
-    for i in one_more_than_cq_holds(&a.scq) {
+    for i in wr_ids_one_more_than_cq_holds(&a.scq) {
         let side = if i % 2 == 0 { &a } else { &c };
-        side.post(write([source.whole_sge()], target.remote()).id(i));
+        side.post(write([source.whole_sge()], target.remote_address()).with_id(i));
     }
     await_cq_error_event(&a.ctx, &a.scq);
     assert_eq!(a.scq.wait_for_completions(a.scq.cqe()).len(), a.scq.cqe());
     a.scq.expect_empty();
     let mut failed = Vec::new();
     for _ in 0..2 {
-        let event = await_event(&a.ctx, IBV_EVENT_QP_FATAL);
+        let event = await_async_event_of_type(&a.ctx, IBV_EVENT_QP_FATAL);
         failed.push([&a.qp, &c.qp].map(|qp| event.concerns_qp(qp)));
     }
     failed.sort_unstable();
@@ -211,34 +211,34 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
 }
 
 /// "Error occurred on a QP and it transitioned to error state" (`ibv_get_async_event(3)`).
-fn queue_pairs_fail_with_their_queue(env: &TestEnv) {
+fn a_queue_pair_fails_when_its_cq_overruns(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
     pair.a.post_recv(9, []);
     overrun_send_cq_of_a(&pair);
-    assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).concerns_qp(&pair.a.qp));
-    assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
+    assert!(await_async_event_of_type(&pair.a.ctx, IBV_EVENT_QP_FATAL).concerns_qp(&pair.a.qp));
+    assert_eq!(pair.a.qp.query_state(), IBV_QPS_ERR);
     // The QP's other CQ still works.
     pair.a.await_recv_completion().expect_flushed(9);
     assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none(), "one event each");
 }
 
-fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &TestEnv) {
+fn the_peer_of_a_failed_qp_gets_retry_exceeded(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
     let last = overrun_recv_cq_of_b(&pair);
     pair.b.qp.await_state(IBV_QPS_ERR);
     if last == IBV_WC_SUCCESS {
-        pair.a.post(send([]).id(7));
+        pair.a.post(send([]).with_id(7));
         pair.a.await_send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     } else {
         assert_eq!(last, IBV_WC_RETRY_EXC_ERR);
     }
 }
 
-fn what_is_posted_afterwards_completes_nowhere(env: &TestEnv) {
+fn wrs_posted_after_an_overrun_never_complete(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
     overrun_send_cq_of_a(&pair);
-    drop(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL));
-    let write = write_builder(&pair);
+    drop(await_async_event_of_type(&pair.a.ctx, IBV_EVENT_QP_FATAL));
+    let write = build_write_fn(&pair);
     pair.a.scq.arm(false);
     for i in 50..54 {
         pair.a.post(write(i));
@@ -251,12 +251,12 @@ fn what_is_posted_afterwards_completes_nowhere(env: &TestEnv) {
 }
 
 /// The CQ stays in error until it is destroyed.
-fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
+fn a_qp_reconnected_on_an_overrun_cq_fails_again(env: &TestEnv) {
     let mut pair = small_cq_spec().create_connected_pair(env);
     overrun_recv_cq_of_b(&pair);
-    drop(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL));
+    drop(await_async_event_of_type(&pair.b.ctx, IBV_EVENT_QP_FATAL));
     for side in [&pair.a, &pair.b] {
-        side.qp.to_state(IBV_QPS_RESET);
+        side.qp.move_to_state(IBV_QPS_RESET);
     }
     assert!(pair.b.rcq.poll(64).is_empty(), "completions of before the reset");
     let (of_a, of_b) = (pair.a.address(), pair.b.address());
@@ -265,25 +265,25 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
     pair.b.post_recv(1, []);
     let (attr, mask) = pair.b.init_to_rtr_attr_and_mask(&of_a);
     pair.b.qp.modify(&attr, mask).expect("INIT to RTR");
-    pair.a.post(send([]).id(7));
-    assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).concerns_qp(&pair.b.qp));
+    pair.a.post(send([]).with_id(7));
+    assert!(await_async_event_of_type(&pair.b.ctx, IBV_EVENT_QP_FATAL).concerns_qp(&pair.b.qp));
     pair.a.await_send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     // A QP that is created later also fails.
     let sibling = pair.b.create_side_on_same_pd_and_cqs();
-    assert_eq!(sibling.qp.state(), IBV_QPS_RESET);
+    assert_eq!(sibling.qp.query_state(), IBV_QPS_RESET);
     sibling.to_init();
     sibling.qp.modify(&attr, mask).expect("INIT to RTR");
-    assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
+    assert_eq!(pair.b.qp.query_state(), IBV_QPS_ERR);
     pair.b.rcq.expect_empty();
 }
 
 /// Only the QP that completes in the overrun queue fails.
-fn a_shared_receive_queue_goes_on(env: &TestEnv) {
+fn an_srq_serves_other_qps_after_an_overrun(env: &TestEnv) {
     let pair = small_cq_spec().with_srq().create_connected_pair(env);
     overrun_recv_cq_of_b(&pair);
     let b = &pair.b;
     let (scq, rcq) = (b.ctx.create_cq(64), b.ctx.create_cq(64));
-    let mut init = QpInit::new(IBV_QPT_RC, &scq, &rcq);
+    let mut init = QpInitAttr::new(IBV_QPT_RC, &scq, &rcq);
     init.srq = b.srq.clone();
     let qp = b.pd.create_qp(&mut init);
     let mut other = QpSide {
@@ -305,7 +305,7 @@ fn a_shared_receive_queue_goes_on(env: &TestEnv) {
     sender.connect(&to);
     other.connect(&from);
     other.post_recv(77, []);
-    sender.post(send([]).id(1));
+    sender.post(send([]).with_id(1));
     sender.await_send_completion().expect_sent(1, Verb::Send);
     other.await_recv_completion().expect_received(77, 0);
 }
@@ -314,11 +314,11 @@ fn a_shared_receive_queue_goes_on(env: &TestEnv) {
 /// the object to be acknowledged".
 fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
-    let write = write_builder(&pair);
-    for i in one_more_than_cq_holds(&pair.a.scq) {
+    let write = build_write_fn(&pair);
+    for i in wr_ids_one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
     }
-    let event = await_event(&pair.a.ctx, IBV_EVENT_CQ_ERR);
+    let event = await_async_event_of_type(&pair.a.ctx, IBV_EVENT_CQ_ERR);
     let QpPair { a, b } = pair;
     drop(write);
     let QpSide { qp, scq, .. } = a;
@@ -333,10 +333,10 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     drop(b);
 }
 
-fn a_full_queue_is_not_overrun(env: &TestEnv) {
+fn a_full_cq_is_not_overrun(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
-    let write = write_builder(&pair);
-    for i in one_more_than_cq_holds(&pair.a.scq).skip(1) {
+    let write = build_write_fn(&pair);
+    for i in wr_ids_one_more_than_cq_holds(&pair.a.scq).skip(1) {
         pair.a.post(write(i));
     }
     assert!(pair.a.ctx.get_async_event_within(OVERRUN_DETECTION_TIME).is_none());
@@ -348,9 +348,9 @@ fn a_full_queue_is_not_overrun(env: &TestEnv) {
 
 /// A CQ that the program polls is not overrun by any number of outstanding completions, because the program
 /// may be slow or preempted. Only the software NIC guarantees this.
-fn a_queue_that_is_polled_is_not_overrun(env: &TestEnv) {
+fn a_polled_cq_is_not_overrun(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
-    let write = write_builder(&pair);
+    let write = build_write_fn(&pair);
     let (mut posted, mut polled) = (0..u64::MAX, 0..u64::MAX);
     let end = Instant::now() + OVERRUN_DETECTION_TIME;
     let hold = pair.a.scq.cqe() as u64 * 2;
@@ -369,10 +369,10 @@ fn a_queue_that_is_polled_is_not_overrun(env: &TestEnv) {
 }
 
 /// Completions that exceed the CQ's size fit if the program resizes the CQ in time.
-fn a_larger_queue_is_not_overrun(env: &TestEnv) {
+fn a_cq_resized_in_time_is_not_overrun(env: &TestEnv) {
     let pair = small_cq_spec().create_connected_pair(env);
-    let write = write_builder(&pair);
-    let all = one_more_than_cq_holds(&pair.a.scq);
+    let write = build_write_fn(&pair);
+    let all = wr_ids_one_more_than_cq_holds(&pair.a.scq);
     for i in all.clone() {
         pair.a.post(write(i));
     }
@@ -401,7 +401,7 @@ fn a_resized_cq_can_be_overrun(env: &TestEnv) {
 /// (`ibv_create_cq_ex(3)`).
 ///
 /// The man page does not say which completions are lost; the software NIC loses none.
-fn a_queue_may_ignore_overruns(env: &TestEnv) {
+fn a_cq_may_ignore_overruns(env: &TestEnv) {
     let b = QpSpec::rc().create_qp_side(env);
     let mut a = small_cq_spec().create_qp_side(env);
     let mut attr = ibv_cq_init_attr_ex::zeroed();
@@ -409,18 +409,18 @@ fn a_queue_may_ignore_overruns(env: &TestEnv) {
     attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
     attr.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     a.scq = Cq::try_create_extended(&a.ctx, &mut attr).expect("ibv_create_cq_ex");
-    let mut init = QpInit::new(IBV_QPT_RC, &a.scq, &a.rcq);
+    let mut init = QpInitAttr::new(IBV_QPT_RC, &a.scq, &a.rcq);
     init.cap = a.granted_cap;
     a.qp = a.pd.create_qp(&mut init);
     let mut pair = QpPair { a, b };
     pair.connect();
-    let write = write_builder(&pair);
-    for i in one_more_than_cq_holds(&pair.a.scq) {
+    let write = build_write_fn(&pair);
+    for i in wr_ids_one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
     }
     assert!(pair.a.ctx.get_async_event_within(OVERRUN_DETECTION_TIME).is_none());
     for (wc, i) in pair.a.scq.wait_for_completions(pair.a.scq.cqe()).iter().zip(0..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
-    assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
+    assert_eq!(pair.a.qp.query_state(), IBV_QPS_RTS);
 }

@@ -2,7 +2,7 @@
 
 use crate::TestEnv;
 use crate::memory::MemKind;
-use crate::objects::{ALL_ACCESS, Context, QpInit};
+use crate::objects::{ALL_ACCESS, Context, QpInitAttr};
 use crate::pair::QpSpec;
 use verbs_abi::{IBV_QPT_RC, IBV_QPT_UD};
 
@@ -38,7 +38,7 @@ fn busy_with_a_memory_region(env: &TestEnv) {
 fn busy_with_a_queue_pair(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));
-    let qp = pd.create_qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq));
+    let qp = pd.create_qp(&mut QpInitAttr::new(IBV_QPT_RC, &cq, &cq));
     assert_eq!(pd.try_destroy(), libc::EBUSY);
     drop(qp);
     assert_eq!(pd.try_destroy(), 0);
@@ -55,7 +55,7 @@ fn busy_with_an_srq(env: &TestEnv) {
 fn busy_with_an_address_handle(env: &TestEnv) {
     let side = QpSpec::ud().create_qp_side(env);
     let pd = side.ctx.alloc_pd();
-    let ah = pd.create_ah(&side.ah_attr(&side.address()));
+    let ah = pd.create_ah(&side.ah_attr_to_peer(&side.address()));
     assert_eq!(pd.try_destroy(), libc::EBUSY);
     drop(ah);
     assert_eq!(pd.try_destroy(), 0);
@@ -64,7 +64,7 @@ fn busy_with_an_address_handle(env: &TestEnv) {
 fn cq_is_busy_with_a_queue_pair(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, send, recv) = (ctx.alloc_pd(), ctx.create_cq(8), ctx.create_cq(8));
-    let qp = pd.create_qp(&mut QpInit::new(IBV_QPT_UD, &send, &recv));
+    let qp = pd.create_qp(&mut QpInitAttr::new(IBV_QPT_UD, &send, &recv));
     assert_eq!(send.try_destroy(), libc::EBUSY);
     assert_eq!(recv.try_destroy(), libc::EBUSY);
     assert_eq!(qp.try_destroy(), 0);
@@ -76,7 +76,7 @@ fn srq_is_busy_with_a_queue_pair(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));
     let srq = pd.create_srq();
-    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    let mut init = QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
     init.srq = Some(srq.clone());
     let qp = pd.create_qp(&mut init);
     assert_eq!(srq.try_destroy(), libc::EBUSY);

@@ -3,9 +3,9 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
-use crate::objects::{Context, QpInit};
+use crate::objects::{Context, QpInitAttr};
 use crate::pair::QpSpec;
 
 tests! { "qp";
@@ -16,31 +16,31 @@ tests! { "qp";
     numbers_of_living_queue_pairs_are_unique [],
     unknown_types_are_refused [],
     more_than_the_device_has_is_refused [],
-    huge_numbers_are_refused [],
+    huge_queue_sizes_are_refused [],
     missing_cqs_are_refused [ArgumentChecks],
     a_refused_creation_leaves_nothing_behind [],
     a_thousand_queue_pairs [],
     create_and_destroy_many_times [],
-    more_than_there_can_be_at_once_one_after_the_other [],
+    more_than_max_qp_can_be_created_in_turn [],
     thousands_of_connected_pairs [],
-    as_many_as_the_device_says [],
+    max_qp_queue_pairs_can_be_created [],
 }
 
 fn fields_say_how_it_was_created(env: &TestEnv) {
     let mut types = vec![IBV_QPT_RC];
-    if env.has(NicCapability::Uc) {
+    if env.expects_capability(NicCapability::Uc) {
         types.push(IBV_QPT_UC);
     }
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         types.push(IBV_QPT_UD);
     }
     for qp_type in types {
         record_case(format!("QP type {qp_type}"));
         let ctx = Context::open(env);
         let (pd, send_cq, recv_cq) = (ctx.alloc_pd(), ctx.create_cq(32), ctx.create_cq(32));
-        let mut init = QpInit::new(qp_type, &send_cq, &recv_cq);
+        let mut init = QpInitAttr::new(qp_type, &send_cq, &recv_cq);
         pd.create_qp(&mut init).assert_creation_fields(&pd, &init);
-        if env.has(NicCapability::Srq) {
+        if env.expects_capability(NicCapability::Srq) {
             init.srq = Some(pd.create_srq());
             pd.create_qp(&mut init).assert_creation_fields(&pd, &init);
         }
@@ -53,7 +53,7 @@ fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
     let device = ctx.device_attr();
     for (wrs, sges) in [(1, 1), (2, 2), (3, 1), (17, 3), (1000, 4), (100, device.max_sge.cast_unsigned())] {
         record_case(format!("{wrs} WRs of {sges} SGEs"));
-        let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+        let mut init = QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
         init.cap.max_send_wr = wrs;
         init.cap.max_recv_wr = wrs;
         // Some devices gather fewer SGEs than they scatter.
@@ -74,10 +74,10 @@ fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
 fn sizes_of_zero_are_fine(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
-    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    let mut init = QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
     (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
     drop(pd.create_qp(&mut init));
-    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    let mut init = QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
     (init.cap.max_send_wr, init.cap.max_send_sge) = (0, 0);
     drop(pd.create_qp(&mut init));
 }
@@ -87,7 +87,7 @@ fn sizes_of_zero_are_fine(env: &TestEnv) {
 fn numbers_differ_and_are_no_special_ones(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
-    let qps: Vec<_> = (0..50).map(|_| pd.create_qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq))).collect();
+    let qps: Vec<_> = (0..50).map(|_| pd.create_qp(&mut QpInitAttr::new(IBV_QPT_RC, &cq, &cq))).collect();
     for qp in &qps {
         assert!((2..0x00ff_ffff).contains(&qp.qpn()), "QP number {:#x}", qp.qpn());
     }
@@ -115,7 +115,7 @@ fn unknown_types_are_refused(env: &TestEnv) {
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     for qp_type in [0, 1, 7, 99, u32::MAX] {
         record_case(format!("QP type {qp_type}"));
-        let refused = pd.try_create_qp(&mut QpInit::new(qp_type, &cq, &cq)).err();
+        let refused = pd.try_create_qp(&mut QpInitAttr::new(qp_type, &cq, &cq)).err();
         let allowed = [Some(libc::EINVAL), Some(libc::EOPNOTSUPP), Some(libc::ENOSYS)];
         assert!(allowed.contains(&refused), "{refused:?}");
     }
@@ -127,7 +127,7 @@ fn expect_creation_refused(env: &TestEnv, what: &str, change: CapacityChange) {
     record_case(what);
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
-    let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+    let mut init = QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
     change(&mut init.cap, &ctx.device_attr());
     let errno = pd.try_create_qp(&mut init).err();
     assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
@@ -147,7 +147,7 @@ fn more_than_the_device_has_is_refused(env: &TestEnv) {
     }
 }
 
-fn huge_numbers_are_refused(env: &TestEnv) {
+fn huge_queue_sizes_are_refused(env: &TestEnv) {
     let changes: [(&str, CapacityChange); 5] = [
         ("max_send_wr", |cap, _| cap.max_send_wr = u32::MAX),
         ("max_recv_wr", |cap, _| cap.max_recv_wr = u32::MAX),
@@ -164,7 +164,7 @@ fn missing_cqs_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     for send in [true, false] {
-        assert!(pd.try_qp_with_null_cq(&QpInit::new(IBV_QPT_RC, &cq, &cq), send).is_none());
+        assert!(pd.try_create_qp_with_null_cq(&QpInitAttr::new(IBV_QPT_RC, &cq, &cq), send).is_none());
     }
 }
 
@@ -172,7 +172,7 @@ fn a_refused_creation_leaves_nothing_behind(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     for _ in 0..10 {
-        let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+        let mut init = QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
         init.cap.max_send_sge = u32::MAX;
         assert!(pd.try_create_qp(&mut init).is_err());
     }
@@ -185,7 +185,7 @@ fn a_thousand_queue_pairs(env: &TestEnv) {
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     let mut qps = Vec::new();
     for _ in 0..1000 {
-        qps.push(pd.create_qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq)));
+        qps.push(pd.create_qp(&mut QpInitAttr::new(IBV_QPT_RC, &cq, &cq)));
     }
     let mut numbers: Vec<u32> = qps.iter().map(|qp| qp.qpn()).collect();
     numbers.sort_unstable();
@@ -206,7 +206,7 @@ fn create_and_destroy_many_times(env: &TestEnv) {
 }
 
 /// QP numbers and other resources of a destroyed QP are reused.
-fn more_than_there_can_be_at_once_one_after_the_other(env: &TestEnv) {
+fn more_than_max_qp_can_be_created_in_turn(env: &TestEnv) {
     let first = QpSpec::rc().create_qp_side(env);
     let most = first.ctx.device_attr().max_qp.min(20_000);
     for _ in 0..=most {
@@ -234,7 +234,7 @@ fn thousands_of_connected_pairs(env: &TestEnv) {
         .collect();
     for (i, pair) in pairs.iter().enumerate() {
         pair.b.post_recv(i as u64, []);
-        pair.a.post(crate::wr::send([]).id(i as u64));
+        pair.a.post(crate::wr::send([]).with_id(i as u64));
     }
     let mut heard = vec![false; pairs.len()];
     for wc in b.rcq.wait_for_completions(pairs.len()) {
@@ -248,7 +248,7 @@ fn thousands_of_connected_pairs(env: &TestEnv) {
 
 /// Creates `max_qp` queue pairs if that number is feasible; another creation must return an error and
 /// must not crash.
-fn as_many_as_the_device_says(env: &TestEnv) {
+fn max_qp_queue_pairs_can_be_created(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));
     let most = ctx.device_attr().max_qp;
@@ -256,7 +256,7 @@ fn as_many_as_the_device_says(env: &TestEnv) {
         return;
     }
     let init = || {
-        let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
+        let mut init = QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
         init.cap = ibv_qp_cap {
             max_send_wr: 1,
             max_recv_wr: 1,

@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
 use crate::pair::QpSpec;
 use crate::wr::{Verb, wr_of_verb_with_default_operands, read, recv, send, write};
@@ -28,11 +28,11 @@ tests! { "queues";
     a_queue_pair_without_receive_queue [],
     one_cq_for_both_queues [],
     one_cq_for_many_queue_pairs [],
-    completions_of_sends_are_not_put_off_for_ever [],
-    answered_sends_complete_and_others_when_they_are_taken [],
+    arriving_messages_do_not_starve_send_completions [],
+    sends_complete_when_received_answered_or_not [],
     one_cq_for_hundreds_of_queue_pairs [],
     busy_sends_do_not_starve_receives [],
-    a_deep_queue_of_messages_that_wait [],
+    a_full_send_queue_waits_for_receives [],
     poll_takes_no_more_than_asked_for [],
     an_overflowing_cq_loses_nothing_silently [],
 }
@@ -47,10 +47,10 @@ fn check_full_send_queue_refuses_next_wr(env: &TestEnv, spec: QpSpec) {
     assert!(depth < 4096, "a queue pair of 16 WRs got {depth}");
     let buf = pair.a.alloc_buf(8);
     for i in 0..depth {
-        pair.a.post(send([buf.whole_sge()]).id(i.into()));
+        pair.a.post(send([buf.whole_sge()]).with_id(i.into()));
     }
-    let one_more = pair.a.with_ud_destination(send([buf.whole_sge()]).id(99));
-    let refused = pair.a.qp.try_post(vec![one_more]).expect_err("the send queue is full");
+    let one_more = pair.a.add_ud_destination_if_missing(send([buf.whole_sge()]).with_id(99));
+    let refused = pair.a.qp.try_post_sends(vec![one_more]).expect_err("the send queue is full");
     assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
 }
 
@@ -61,9 +61,9 @@ fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
     let target = pair.b.alloc_buf(8 * (depth + 5));
     source.memory.store(0, 7);
     let wrs = (0..depth + 5)
-        .map(|i| write([source.whole_sge()], target.remote().plus(i as u64 * 8)).id(i as u64))
+        .map(|i| write([source.whole_sge()], target.remote_address().plus(i as u64 * 8)).with_id(i as u64))
         .collect();
-    let refused = pair.a.qp.try_post(wrs).expect_err("the list is longer than the queue");
+    let refused = pair.a.qp.try_post_sends(wrs).expect_err("the list is longer than the queue");
     assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(depth)));
     for (i, wc) in pair.a.scq.wait_for_completions(depth).iter().enumerate() {
         wc.expect_sent(i as u64, Verb::RdmaWrite);
@@ -73,8 +73,8 @@ fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
     pair.a.scq.expect_empty();
     // The second post accepts the other WRs of the list.
     let rest = (depth..depth + 5)
-        .map(|i| write([source.whole_sge()], target.remote().plus(i as u64 * 8)).id(i as u64));
-    pair.a.post_list(rest.collect());
+        .map(|i| write([source.whole_sge()], target.remote_address().plus(i as u64 * 8)).with_id(i as u64));
+    pair.a.post_sends(rest.collect());
     for (i, wc) in pair.a.scq.wait_for_completions(5).iter().enumerate() {
         wc.expect_sent((depth + i) as u64, Verb::RdmaWrite);
     }
@@ -88,10 +88,10 @@ fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
     for i in 0..depth {
-        pair.a.post(write([source.whole_sge()], target.remote()).id(i.into()).unsignaled());
+        pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(i.into()).unsignaled());
     }
     pair.a.scq.expect_empty();
-    let one_more = pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote())]);
+    let one_more = pair.a.qp.try_post_sends(vec![write([source.whole_sge()], target.remote_address())]);
     let refused = one_more.expect_err("nothing has freed a slot");
     assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
 }
@@ -102,14 +102,14 @@ fn finished_wrs_hold_their_slots_until_they_are_polled(env: &TestEnv) {
     let depth = pair.a.granted_cap.max_send_wr;
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
-    let wr = |i: u32| write([source.whole_sge()], target.remote()).id(i.into());
+    let wr = |i: u32| write([source.whole_sge()], target.remote_address()).with_id(i.into());
     pair.a.scq.arm(false);
     for i in 0..depth {
         pair.a.post(wr(i));
     }
     pair.a.scq.arm(false);
     for i in 0..depth {
-        let refused = pair.a.qp.try_post(vec![wr(99)]).expect_err("not polled yet");
+        let refused = pair.a.qp.try_post_sends(vec![wr(99)]).expect_err("not polled yet");
         assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
         pair.a.await_send_completion().expect_sent(i.into(), Verb::RdmaWrite);
         pair.a.post(wr(depth + i));
@@ -123,17 +123,17 @@ fn polling_makes_room_in_the_send_queue(env: &TestEnv) {
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
     for i in 0..depth {
-        let wr = write([source.whole_sge()], target.remote()).id(i.into());
+        let wr = write([source.whole_sge()], target.remote_address()).with_id(i.into());
         pair.a.post(if i + 1 == depth { wr } else { wr.unsignaled() });
     }
     pair.a.await_send_completion().expect_sent((depth - 1).into(), Verb::RdmaWrite);
     for i in 0..depth {
-        pair.a.post(write([source.whole_sge()], target.remote()).id(i.into()));
+        pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(i.into()));
     }
-    let one_more = pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote())]);
+    let one_more = pair.a.qp.try_post_sends(vec![write([source.whole_sge()], target.remote_address())]);
     assert_eq!(one_more.expect_err("full again").errno, FULL_QUEUE_ERRNO);
     pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
-    pair.a.post(write([source.whole_sge()], target.remote()).id(depth.into()));
+    pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(depth.into()));
     for (i, wc) in pair.a.scq.wait_for_completions(depth as usize).iter().enumerate() {
         wc.expect_sent(i as u64 + 1, Verb::RdmaWrite);
     }
@@ -141,7 +141,7 @@ fn polling_makes_room_in_the_send_queue(env: &TestEnv) {
 
 fn a_full_receive_queue_refuses_with_bad_wr(env: &TestEnv) {
     let mut specs = vec![QpSpec::rc()];
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
@@ -164,7 +164,7 @@ fn a_consumed_receive_makes_room(env: &TestEnv) {
         pair.b.post_recv(i, []);
     }
     for i in 0..3 * depth {
-        pair.a.post(send([]).id(i));
+        pair.a.post(send([]).with_id(i));
         pair.b.await_recv_completion().expect_received(i, 0);
         pair.a.await_send_completion().expect_sent(i, Verb::Send);
         pair.b.post_recv(depth + i, []);
@@ -180,11 +180,11 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
     let sges = |n: u32| (0..n).map(|_| source.sge(0, 1)).collect::<Vec<_>>();
     let too_many = pair.a.granted_cap.max_send_sge + 1;
     let wrs = vec![
-        write(sges(1), target.remote()).id(1),
-        write(sges(too_many), target.remote()).id(2),
-        write(sges(1), target.remote()).id(3),
+        write(sges(1), target.remote_address()).with_id(1),
+        write(sges(too_many), target.remote_address()).with_id(2),
+        write(sges(1), target.remote_address()).with_id(3),
     ];
-    let refused = pair.a.qp.try_post(wrs).expect_err("too many SGEs");
+    let refused = pair.a.qp.try_post_sends(wrs).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad_wr_index, Some(1));
     pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
@@ -193,8 +193,8 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
     let refused = pair.b.qp.try_post_recvs(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad_wr_index, Some(1));
-    if env.has(NicCapability::ImmediateChecks) {
-        let negative = pair.a.qp.try_post_with_num_sge(write([source.sge(0, 1)], target.remote()), -1);
+    if env.expects_capability(NicCapability::ImmediateChecks) {
+        let negative = pair.a.qp.try_post_with_num_sge(write([source.sge(0, 1)], target.remote_address()), -1);
         assert_eq!(negative, Err(libc::EINVAL));
     }
 }
@@ -205,13 +205,13 @@ fn as_many_sges_as_granted_work(env: &TestEnv) {
     let source = pair.a.alloc_buf(n * 3);
     source.memory.fill_with_pattern(5);
     let target = pair.b.alloc_buf(n * 3);
-    pair.a.post(write(source.sges_cut_at(0, n * 3, &vec![2; n - 1]), target.remote()));
+    pair.a.post(write(source.sges_cut_at(0, n * 3, &vec![2; n - 1]), target.remote_address()));
     pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
     target.memory.assert_whole_pattern(5);
     let n = (pair.b.granted_cap.max_recv_sge as usize).min(3 * n);
     target.memory.write(0, &[0; 1]);
     pair.b.post_recv(1, target.sges_cut_at(0, target.memory.len(), &vec![1; n - 1]));
-    pair.a.post(send([source.whole_sge()]).id(1));
+    pair.a.post(send([source.whole_sge()]).with_id(1));
     pair.b.await_recv_completion().expect_received(1, source.memory.len());
     target.memory.assert_whole_pattern(5);
 }
@@ -224,8 +224,8 @@ fn a_postlist_fills_the_queue_at_once(env: &TestEnv) {
         for round in 0..3 {
             let recvs = (0..u64::from(depth)).map(|i| recv(i, [])).collect();
             pair.b.qp.try_post_recvs(recvs).expect("as many as asked for");
-            let sends = (0..u64::from(depth)).map(|i| send([]).id(round << 32 | i)).collect();
-            pair.a.post_list(sends);
+            let sends = (0..u64::from(depth)).map(|i| send([]).with_id(round << 32 | i)).collect();
+            pair.a.post_sends(sends);
             for (i, wc) in pair.b.rcq.wait_for_completions(depth as usize).iter().enumerate() {
                 wc.expect_received(i as u64, 0);
             }
@@ -243,25 +243,25 @@ fn completions_come_in_order(env: &TestEnv) {
     let local = pair.a.alloc_buf(64 * 8);
     let remote = pair.b.alloc_buf(64 * 8);
     let mut verbs = vec![Verb::Send, Verb::RdmaWrite, Verb::RdmaWriteWithImm, Verb::SendWithImm];
-    if env.has(NicCapability::Read) {
+    if env.expects_capability(NicCapability::Read) {
         verbs.push(Verb::RdmaRead);
     }
-    if env.has(NicCapability::Atomics) {
+    if env.expects_capability(NicCapability::Atomics) {
         verbs.extend([Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp]);
     }
     for round in 0..20u64 {
         let wrs: Vec<_> = (0..40)
             .map(|i| {
                 let verb = verbs[usize::try_from((i * 5 + round) % verbs.len() as u64).unwrap()];
-                if verb.recv_opcode().is_some() {
+                if verb.recv_wc_opcode().is_some() {
                     pair.b.post_recv(i, [remote.sge(8 * i, 8)]);
                 }
-                (verb, wr_of_verb_with_default_operands(verb, [local.sge(8 * i, 8)], remote.remote().plus(8 * i)).id(round << 8 | i))
+                (verb, wr_of_verb_with_default_operands(verb, [local.sge(8 * i, 8)], remote.remote_address().plus(8 * i)).with_id(round << 8 | i))
             })
             .collect();
         let (verbs, wrs): (Vec<_>, Vec<_>) = wrs.into_iter().unzip();
-        pair.a.post_list(wrs);
-        let consuming = verbs.iter().filter(|verb| verb.recv_opcode().is_some()).count();
+        pair.a.post_sends(wrs);
+        let consuming = verbs.iter().filter(|verb| verb.recv_wc_opcode().is_some()).count();
         drop(pair.b.rcq.wait_for_completions(consuming));
         for (i, wc) in pair.a.scq.wait_for_completions(40).iter().enumerate() {
             wc.expect_sent(round << 8 | i as u64, verbs[i]);
@@ -271,7 +271,7 @@ fn completions_come_in_order(env: &TestEnv) {
 
 fn receives_are_taken_in_order(env: &TestEnv) {
     let mut specs = vec![QpSpec::rc()];
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
@@ -304,7 +304,7 @@ fn queues_wrap_around(env: &TestEnv) {
             pair.b.post_recv(round << 4 | i, [target.sge(8 * i, 8)]);
         }
         source.memory.store(0, round);
-        pair.a.post_list((0..burst).map(|i| send([source.whole_sge()]).id(round << 4 | i)).collect());
+        pair.a.post_sends((0..burst).map(|i| send([source.whole_sge()]).with_id(round << 4 | i)).collect());
         for (i, wc) in pair.b.rcq.wait_for_completions(usize::try_from(burst).unwrap()).iter().enumerate() {
             wc.expect_received(round << 4 | i as u64, 8);
             assert_eq!(target.memory.load(8 * i), round);
@@ -322,11 +322,11 @@ fn a_queue_pair_without_send_queue(env: &TestEnv) {
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
     pair.b.post_recv(1, [target.whole_sge()]);
-    pair.a.post(send([source.whole_sge()]).id(2));
+    pair.a.post(send([source.whole_sge()]).with_id(2));
     pair.b.await_recv_completion().expect_received(1, 8);
     pair.a.await_send_completion().expect_sent(2, Verb::Send);
     if pair.b.granted_cap.max_send_wr == 0 {
-        let refused = pair.b.qp.try_post(vec![send([]).id(3)]).expect_err("there is no send queue");
+        let refused = pair.b.qp.try_post_sends(vec![send([]).with_id(3)]).expect_err("there is no send queue");
         assert!([libc::ENOMEM, libc::EINVAL].contains(&refused.errno));
     }
 }
@@ -337,10 +337,10 @@ fn a_queue_pair_without_receive_queue(env: &TestEnv) {
     pair.connect();
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
-    pair.a.post(write([source.whole_sge()], target.remote()).id(2));
+    pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(2));
     pair.a.await_send_completion().expect_sent(2, Verb::RdmaWrite);
-    if env.has(NicCapability::Read) {
-        pair.b.post(read([target.whole_sge()], source.remote()).id(2));
+    if env.expects_capability(NicCapability::Read) {
+        pair.b.post(read([target.whole_sge()], source.remote_address()).with_id(2));
         pair.b.await_send_completion().expect_sent(2, Verb::RdmaRead);
     }
     if pair.a.granted_cap.max_recv_wr == 0 {
@@ -352,7 +352,7 @@ fn a_queue_pair_without_receive_queue(env: &TestEnv) {
 fn one_cq_for_both_queues(env: &TestEnv) {
     let mut a = QpSpec::rc().create_qp_side(env);
     let cq = a.ctx.create_cq(64);
-    let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
+    let mut init = crate::objects::QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
     let mut b = a.create_side_on_same_pd_and_cqs();
     a.qp = a.pd.create_qp(&mut init);
     b.qp = b.pd.create_qp(&mut init);
@@ -361,7 +361,7 @@ fn one_cq_for_both_queues(env: &TestEnv) {
     b.connect(&to_a);
     for i in 0..20u64 {
         b.post_recv(1000 + i, []);
-        a.post(send([]).id(i));
+        a.post(send([]).with_id(i));
         let mut wcs = cq.wait_for_completions(2);
         wcs.sort_by_key(|wc| wc.id());
         wcs[0].expect_sent(i, Verb::Send);
@@ -376,11 +376,11 @@ fn one_cq_for_both_queues(env: &TestEnv) {
 ///
 /// The CQ must also return the completions of the sends, which are older than the answers. Otherwise the send
 /// queue would become full.
-fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
+fn arriving_messages_do_not_starve_send_completions(env: &TestEnv) {
     let spec = |wrs| QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
     let (mut a, mut b) = (spec(16).create_qp_side(env), spec(128).create_qp_side(env));
     let cq = a.ctx.create_cq(256);
-    let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
+    let mut init = crate::objects::QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
     init.cap = a.granted_cap;
     a.qp = a.pd.create_qp(&mut init);
     let (to_a, to_b) = (a.address(), b.address());
@@ -392,9 +392,9 @@ fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
     for i in 0..rounds {
         a.post_recv(1000 + i, []);
         b.post_recv(i, []);
-        a.post(send([]).id(i));
+        a.post(send([]).with_id(i));
         b.await_recv_completion().expect_received(i, 0);
-        b.post(send([]).id(i));
+        b.post(send([]).with_id(i));
         taken.extend(cq.wait_for_completions(1));
     }
     taken.extend(cq.wait_for_completions(rounds as usize));
@@ -419,7 +419,7 @@ fn one_cq_for_many_queue_pairs(env: &TestEnv) {
     for round in 0..10u64 {
         for (i, (x, y)) in pairs.iter().enumerate() {
             y.post_recv(round << 8 | i as u64, []);
-            x.post(send([]).id(round << 8 | i as u64));
+            x.post(send([]).with_id(round << 8 | i as u64));
         }
         for (cq, receives) in [(&b.rcq, true), (&a.scq, false)] {
             let mut seen = vec![false; pairs.len()];
@@ -439,7 +439,7 @@ fn one_cq_for_many_queue_pairs(env: &TestEnv) {
 ///
 /// An answer to an earlier SEND, or on an earlier connection, must not complete a SEND that has not been
 /// received.
-fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
+fn sends_complete_when_received_answered_or_not(env: &TestEnv) {
     // The lengths cover payloads in the ring's record, and payloads sent by reference if the NIC sends them
     // so.
     for len in [0, 8, 4000] {
@@ -452,13 +452,13 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
         for turn in 0..200u64 {
             pair.a.post_recv(turn, [reply]);
             pair.b.post_recv(turn, [question]);
-            pair.a.post(send([request]).id(turn));
+            pair.a.post(send([request]).with_id(turn));
             pair.b.await_recv_completion().expect_received(turn, len);
             let taken_only = turn % 20 == 19;
             if taken_only {
                 pair.a.await_send_completion().expect_sent(turn, Verb::Send);
             }
-            pair.b.post(send([answer]).id(turn));
+            pair.b.post(send([answer]).with_id(turn));
             // When the completion is polled, the answer has been received or is still outstanding.
             let answered_first = turn % 2 == 0;
             if answered_first {
@@ -473,11 +473,11 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
             pair.b.await_send_completion().expect_sent(turn, Verb::Send);
         }
         for connection in 0..2 {
-            pair.a.post(send([request]).id(1000));
+            pair.a.post(send([request]).with_id(1000));
             pair.a.scq.expect_empty();
             // The receive below takes an answer to another message.
             pair.a.post_recv(1001, [reply]);
-            pair.b.post(send([answer]).id(1001));
+            pair.b.post(send([answer]).with_id(1001));
             pair.a.await_recv_completion().expect_received(1001, len);
             pair.a.scq.expect_empty();
             pair.b.post_recv(1000, [question]);
@@ -485,8 +485,8 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
             pair.a.await_send_completion().expect_sent(1000, Verb::Send);
             pair.b.await_send_completion().expect_sent(1001, Verb::Send);
             if connection == 0 {
-                pair.a.qp.to_state(IBV_QPS_RESET);
-                pair.b.qp.to_state(IBV_QPS_RESET);
+                pair.a.qp.move_to_state(IBV_QPS_RESET);
+                pair.b.qp.move_to_state(IBV_QPS_RESET);
                 pair.connect();
             }
         }
@@ -513,7 +513,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
         }
     }
     for (x, _) in &pairs {
-        x.post_list((0..8).map(|i| send([]).id(i)).collect());
+        x.post_sends((0..8).map(|i| send([]).with_id(i)).collect());
     }
     let mut next = std::collections::HashMap::new();
     for wc in b.rcq.wait_for_completions(8 * PAIRS) {
@@ -532,7 +532,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
     for round in 0..20 {
         let (busy, rare) = (&pairs[round * 3 % PAIRS], &pairs[(round * 7 + 100) % PAIRS]);
         rare.1.post_recv(99, []);
-        rare.0.post(send([]).id(99));
+        rare.0.post(send([]).with_id(99));
         let mut heard = false;
         let deadline = std::time::Instant::now() + crate::harness::wait_limit();
         // The busy queue is never full, even if acknowledgements are slow.
@@ -540,7 +540,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
         while !heard {
             if in_flight < 4 {
                 busy.1.post_recv(1, []);
-                busy.0.post(send([]).id(1));
+                busy.0.post(send([]).with_id(1));
                 in_flight += 1;
             }
             for wc in b.rcq.poll(1) {
@@ -562,7 +562,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
 fn busy_sends_do_not_starve_receives(env: &TestEnv) {
     let mut a = QpSpec::rc().create_qp_side(env);
     let cq = a.ctx.create_cq(256);
-    a.qp = a.pd.create_qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
+    a.qp = a.pd.create_qp(&mut crate::objects::QpInitAttr::new(IBV_QPT_RC, &cq, &cq));
     (a.scq, a.rcq) = (cq.clone(), cq.clone());
     let mut pair = crate::pair::QpPair {
         a,
@@ -570,12 +570,12 @@ fn busy_sends_do_not_starve_receives(env: &TestEnv) {
     };
     pair.connect();
     let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
-    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(1));
     pair.a.post_recv(2, []);
-    pair.b.post(send([]).id(3));
+    pair.b.post(send([]).with_id(3));
     let mut polls = 0;
     loop {
-        pair.a.post(write([source.whole_sge()], target.remote()).id(1));
+        pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(1));
         let wc = cq.await_completion();
         if wc.id() == 2 {
             wc.expect_received(2, 0);
@@ -589,13 +589,13 @@ fn busy_sends_do_not_starve_receives(env: &TestEnv) {
     pair.b.await_send_completion().expect_sent(3, Verb::Send);
     for _ in 0..2 {
         pair.a.post_recv(2, []);
-        pair.b.post(send([]).id(3));
+        pair.b.post(send([]).with_id(3));
     }
-    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(1));
     let mut polls = 0;
     loop {
         pair.a.post_recv(2, []);
-        pair.b.post(send([]).id(3));
+        pair.b.post(send([]).with_id(3));
         drop(pair.b.scq.poll(16));
         let wc = cq.await_completion();
         if wc.id() == 1 {
@@ -609,7 +609,7 @@ fn busy_sends_do_not_starve_receives(env: &TestEnv) {
 }
 
 /// Sends as many messages as a queue pair can hold before the receiver posts a receive.
-fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
+fn a_full_send_queue_waits_for_receives(env: &TestEnv) {
     let device = QpSpec::rc().create_qp_side(env).ctx.device_attr();
     let depth = device.max_qp_wr.min(4000).cast_unsigned();
     for len in [8usize, 500, 1024, 3000] {
@@ -618,7 +618,7 @@ fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
         let source = pair.a.alloc_buf(64 * len);
         source.memory.fill_with_pattern(6);
         for i in 0..u64::from(depth) {
-            pair.a.post(send([source.sge(i % 64 * len as u64, len)]).id(i));
+            pair.a.post(send([source.sge(i % 64 * len as u64, len)]).with_id(i));
         }
         assert!(pair.a.scq.poll(1).is_empty());
         let target = pair.b.alloc_buf(8 * len);
@@ -648,7 +648,7 @@ fn poll_takes_no_more_than_asked_for(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
-    pair.a.post_list((0..10).map(|i| write([source.whole_sge()], target.remote()).id(i)).collect());
+    pair.a.post_sends((0..10).map(|i| write([source.whole_sge()], target.remote_address()).with_id(i)).collect());
     let mut next = 0;
     assert_eq!(pair.a.scq.poll_result_code(0), 0);
     while next < 10 {
@@ -674,7 +674,7 @@ fn an_overflowing_cq_loses_nothing_silently(env: &TestEnv) {
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
     for i in 0..depth as u64 {
-        if pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote()).id(i)]).is_err() {
+        if pair.a.qp.try_post_sends(vec![write([source.whole_sge()], target.remote_address()).with_id(i)]).is_err() {
             break;
         }
     }

@@ -7,31 +7,31 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::harness::record_case;
-use crate::objects::{Buf, Context, Cq, QpInit};
-use crate::raw::{InstalledFlow, IndTable, RawPacketQp, FlowAttr, Wq, eth_destination_spec, poll_one_and_read_flow_tag, try_flow_tag_cq};
+use crate::objects::{Buf, Context, Cq, QpInitAttr};
+use crate::raw_packet::{InstalledFlow, IndTable, RawPacketQp, FlowAttr, Wq, eth_destination_spec, poll_one_and_read_flow_tag, try_create_flow_tag_cq};
 use crate::wr::{RefusedPostlist, Verb, Wc, send};
 
 tests! { "raw";
-    frames_go_to_whose_flow_they_match [RawPackets],
-    everyone_whose_flow_matches_gets_a_copy [RawPackets],
-    the_best_priority_traps [RawPackets],
-    what_nobody_else_gets_goes_to_defaults [RawPackets],
-    a_sniffer_gets_what_others_get [RawPackets],
-    several_flows_bring_a_frame_once [RawPackets],
-    a_context_does_not_hear_itself [RawPackets],
-    a_flow_ends [RawPackets],
+    frames_go_only_to_a_matching_flow [RawPackets],
+    every_qp_with_a_matching_flow_gets_a_copy [RawPackets],
+    a_frame_goes_only_to_the_best_priority_flow [RawPackets],
+    unmatched_frames_go_to_default_flows [RawPackets],
+    a_sniffer_flow_gets_all_frames [RawPackets],
+    a_qp_with_several_matching_flows_gets_one_copy [RawPackets],
+    a_context_does_not_receive_its_own_frames [RawPackets],
+    a_destroyed_flow_delivers_no_frames [RawPackets],
     flows_tag_completions [RawPackets],
     checksums_are_filled_in_and_checked [RawPackets],
     short_frames_are_padded_and_impossible_ones_fail [RawPackets],
     a_frame_without_a_receive_is_lost [RawPackets],
-    a_frame_is_read_when_it_is_posted [RawPackets],
+    a_payload_is_read_when_it_is_posted [RawPackets],
     a_queue_pair_with_a_flow_cannot_be_destroyed [RawPackets],
-    flows_that_cannot_be_are_refused [RawPackets],
+    invalid_flows_are_refused [RawPackets],
     only_sends_can_be_posted [RawPackets],
     packets_are_spread_over_work_queues [RawPackets],
-    work_queues_have_states [RawPackets],
-    what_is_used_cannot_be_destroyed [RawPackets],
-    a_table_that_cannot_be_is_refused [RawPackets],
+    work_queues_follow_their_state_machine [RawPackets],
+    work_queues_and_tables_in_use_stay [RawPackets],
+    an_invalid_indirection_table_is_refused [RawPackets],
     infiniband_has_no_raw_packets [],
 }
 
@@ -65,12 +65,12 @@ fn source_port_spec(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
 fn send_frame_and_wait(raw: &RawPacketQp, frame: &[u8]) {
     let source = raw.pd.alloc_buf(frame.len());
     source.memory.write(0, frame);
-    raw.qp.post(send([source.whole_sge()]).id(7));
+    raw.qp.post(send([source.whole_sge()]).with_id(7));
     raw.cq.await_completion().expect_sent(7, Verb::Send);
 }
 
 /// Returns a receiver with the given rule and `recvs` posted receives, whose `wr_id` count from 0.
-fn receiver_with_flow(env: &TestEnv, rule: &FlowAttr, recvs: u64) -> (RawPacketQp, Vec<Buf>) {
+fn create_receiver_with_flow(env: &TestEnv, rule: &FlowAttr, recvs: u64) -> (RawPacketQp, Vec<Buf>) {
     let mut raw = RawPacketQp::new(env);
     let buffers = (0..recvs).map(|id| {
         let buffer = raw.pd.alloc_buf(2048);
@@ -92,7 +92,7 @@ fn expect_frame_received(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc 
     wc
 }
 
-fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
+fn frames_go_only_to_a_matching_flow(env: &TestEnv) {
     let built = |result: Result<(), _>, frame: Vec<u8>| result.map(|()| frame).expect("a frame");
     let ethernet = || PacketBuilder::ethernet2(test_mac(99), test_mac(1));
     let tcp6 = |port| {
@@ -136,26 +136,26 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
     ipv6.mask.hop_limit = 0xff;
     let udp4 = udp_frame(test_mac(1), 1234, &[1; 60]);
     let elsewhere = udp_frame(test_mac(2), 1234, &[1; 60]);
-    let here = FlowAttr::to_ethernet_address(env, test_mac(1));
+    let here = FlowAttr::matching_ethernet_destination(env, test_mac(1));
     let normal = FlowAttr::new(env, IBV_FLOW_ATTR_NORMAL);
     let cases: [(&str, FlowAttr, Vec<u8>, Vec<u8>); 10] = [
         ("destination", here.clone(), udp4.clone(), elsewhere.clone()),
-        ("source", normal.clone().spec(source_mac), udp4.clone(), elsewhere.clone()),
-        ("VLAN", normal.clone().spec(vlan), tagged(0xc0c), tagged(0xc0d)),
-        ("no VLAN", normal.clone().spec(vlan), tagged(0xc0c), udp4.clone()),
-        ("type", normal.clone().spec(type6), tcp6(1), udp4.clone()),
-        ("IPv4", here.clone().spec(ipv4), udp4.clone(), tcp6(1)),
-        ("IPv4, more", here.clone().spec(ipv4_ext), udp4.clone(), tcp6(1)),
-        ("IPv6", here.clone().spec(ipv6), tcp6(1), udp4.clone()),
+        ("source", normal.clone().with_spec(source_mac), udp4.clone(), elsewhere.clone()),
+        ("VLAN", normal.clone().with_spec(vlan), tagged(0xc0c), tagged(0xc0d)),
+        ("no VLAN", normal.clone().with_spec(vlan), tagged(0xc0c), udp4.clone()),
+        ("type", normal.clone().with_spec(type6), tcp6(1), udp4.clone()),
+        ("IPv4", here.clone().with_spec(ipv4), udp4.clone(), tcp6(1)),
+        ("IPv4, more", here.clone().with_spec(ipv4_ext), udp4.clone(), tcp6(1)),
+        ("IPv6", here.clone().with_spec(ipv6), tcp6(1), udp4.clone()),
         (
             "UDP",
-            here.clone().spec(source_port_spec(IBV_FLOW_SPEC_UDP, 1234)),
+            here.clone().with_spec(source_port_spec(IBV_FLOW_SPEC_UDP, 1234)),
             udp4.clone(),
             udp_frame(test_mac(1), 1235, &[1; 60]),
         ),
         (
             "TCP",
-            here.spec(source_port_spec(IBV_FLOW_SPEC_TCP, 1)),
+            here.with_spec(source_port_spec(IBV_FLOW_SPEC_TCP, 1)),
             tcp6(1),
             tcp6(2),
         ),
@@ -163,7 +163,7 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     for (name, rule, yes, no) in cases {
         record_case(name);
-        let (receiver, buffers) = receiver_with_flow(env, &rule, 2);
+        let (receiver, buffers) = create_receiver_with_flow(env, &rule, 2);
         send_frame_and_wait(&sender, &no);
         send_frame_and_wait(&sender, &yes);
         let wc = expect_frame_received(&receiver.cq, &buffers, 0, &yes);
@@ -172,7 +172,7 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
     }
 }
 
-fn everyone_whose_flow_matches_gets_a_copy(env: &TestEnv) {
+fn every_qp_with_a_matching_flow_gets_a_copy(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let group = {
         let mut group = test_mac(1);
@@ -180,8 +180,8 @@ fn everyone_whose_flow_matches_gets_a_copy(env: &TestEnv) {
         group
     };
     for to in [test_mac(1), group] {
-        let rule = FlowAttr::to_ethernet_address(env, to);
-        let receivers = [(); 3].map(|()| receiver_with_flow(env, &rule, 1));
+        let rule = FlowAttr::matching_ethernet_destination(env, to);
+        let receivers = [(); 3].map(|()| create_receiver_with_flow(env, &rule, 1));
         let frame = udp_frame(to, 1, b"for all of you, and a few bytes more");
         send_frame_and_wait(&sender, &frame);
         for (receiver, buffers) in &receivers {
@@ -190,12 +190,12 @@ fn everyone_whose_flow_matches_gets_a_copy(env: &TestEnv) {
     }
 }
 
-fn the_best_priority_traps(env: &TestEnv) {
+fn a_frame_goes_only_to_the_best_priority_flow(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let rule = FlowAttr::to_ethernet_address(env, test_mac(1));
-    let (second, in_second) = receiver_with_flow(env, &rule.clone().priority(2), 3);
-    let first = rule.clone().spec(source_port_spec(IBV_FLOW_SPEC_UDP, 1)).priority(1);
-    let (mut best, in_best) = receiver_with_flow(env, &first, 3);
+    let rule = FlowAttr::matching_ethernet_destination(env, test_mac(1));
+    let (second, in_second) = create_receiver_with_flow(env, &rule.clone().with_priority(2), 3);
+    let first = rule.clone().with_spec(source_port_spec(IBV_FLOW_SPEC_UDP, 1)).with_priority(1);
+    let (mut best, in_best) = create_receiver_with_flow(env, &first, 3);
     let frames = [1, 2].map(|port| udp_frame(test_mac(1), port, &[port.to_be_bytes()[1]; 40]));
     for frame in &frames {
         send_frame_and_wait(&sender, frame);
@@ -216,7 +216,7 @@ fn the_best_priority_traps(env: &TestEnv) {
         r#type: IBV_FLOW_SPEC_ACTION_DROP,
         size: u16::try_from(size_of::<ibv_flow_spec_action_drop>()).expect("short"),
     };
-    best.add_flow(&first.spec(drop));
+    best.add_flow(&first.with_spec(drop));
     send_frame_and_wait(&sender, &frames[0]);
     best.cq.expect_empty();
     second.cq.expect_empty();
@@ -224,7 +224,7 @@ fn the_best_priority_traps(env: &TestEnv) {
 
 /// Receives frames until a frame of this process arrives; concurrent tests send frames, too.
 #[track_caller]
-fn next_frame_of_process(raw: &RawPacketQp, buffers: &[Buf]) -> Vec<u8> {
+fn receive_next_frame_of_process(raw: &RawPacketQp, buffers: &[Buf]) -> Vec<u8> {
     loop {
         let wc = raw.cq.await_completion();
         let buffer = &buffers[usize::try_from(wc.id()).expect("few")];
@@ -237,11 +237,11 @@ fn next_frame_of_process(raw: &RawPacketQp, buffers: &[Buf]) -> Vec<u8> {
     }
 }
 
-fn what_nobody_else_gets_goes_to_defaults(env: &TestEnv) {
+fn unmatched_frames_go_to_default_flows(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (rest, in_rest) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
-    let (groups, in_groups) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
-    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
+    let (rest, in_rest) = create_receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
+    let (groups, in_groups) = create_receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
+    let (other, in_other) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 1);
     let steered = udp_frame(test_mac(1), 1, &[1; 60]);
     let unicast = udp_frame(test_mac(2), 2, &[2; 60]);
     let mut multicast = udp_frame(test_mac(2), 3, &[3; 60]);
@@ -250,41 +250,41 @@ fn what_nobody_else_gets_goes_to_defaults(env: &TestEnv) {
         send_frame_and_wait(&sender, frame);
     }
     expect_frame_received(&other.cq, &in_other, 0, &steered);
-    assert_eq!(next_frame_of_process(&rest, &in_rest), unicast);
-    assert_eq!(next_frame_of_process(&rest, &in_rest), multicast);
-    assert_eq!(next_frame_of_process(&groups, &in_groups), multicast);
+    assert_eq!(receive_next_frame_of_process(&rest, &in_rest), unicast);
+    assert_eq!(receive_next_frame_of_process(&rest, &in_rest), multicast);
+    assert_eq!(receive_next_frame_of_process(&groups, &in_groups), multicast);
 }
 
-fn a_sniffer_gets_what_others_get(env: &TestEnv) {
+fn a_sniffer_flow_gets_all_frames(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (sniffer, in_sniffer) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
-    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
+    let (sniffer, in_sniffer) = create_receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
+    let (other, in_other) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 1);
     let steered = udp_frame(test_mac(1), 1, &[1; 60]);
     let unwanted = udp_frame(test_mac(2), 2, &[2; 60]);
     send_frame_and_wait(&sender, &steered);
     send_frame_and_wait(&sender, &unwanted);
     expect_frame_received(&other.cq, &in_other, 0, &steered);
-    assert_eq!(next_frame_of_process(&sniffer, &in_sniffer), steered);
-    assert_eq!(next_frame_of_process(&sniffer, &in_sniffer), unwanted);
+    assert_eq!(receive_next_frame_of_process(&sniffer, &in_sniffer), steered);
+    assert_eq!(receive_next_frame_of_process(&sniffer, &in_sniffer), unwanted);
 }
 
-fn several_flows_bring_a_frame_once(env: &TestEnv) {
+fn a_qp_with_several_matching_flows_gets_one_copy(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let passing = {
-        let mut rule = FlowAttr::to_ethernet_address(env, test_mac(1));
+        let mut rule = FlowAttr::matching_ethernet_destination(env, test_mac(1));
         rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
         rule
     };
-    let (mut receiver, buffers) = receiver_with_flow(env, &passing, 2);
-    receiver.add_flow(&FlowAttr::to_ethernet_address(env, test_mac(1)).priority(1));
+    let (mut receiver, buffers) = create_receiver_with_flow(env, &passing, 2);
+    receiver.add_flow(&FlowAttr::matching_ethernet_destination(env, test_mac(1)).with_priority(1));
     let frame = udp_frame(test_mac(1), 1, &[1; 60]);
     send_frame_and_wait(&sender, &frame);
     expect_frame_received(&receiver.cq, &buffers, 0, &frame);
     receiver.cq.expect_empty();
 }
 
-fn a_context_does_not_hear_itself(env: &TestEnv) {
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 2);
+fn a_context_does_not_receive_its_own_frames(env: &TestEnv) {
+    let (receiver, buffers) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 2);
     let frame = udp_frame(test_mac(1), 1, &[1; 60]);
     let same = RawPacketQp::create_in_rts_on_context(&receiver.ctx);
     send_frame_and_wait(&same, &frame);
@@ -293,15 +293,15 @@ fn a_context_does_not_hear_itself(env: &TestEnv) {
     expect_frame_received(&receiver.cq, &buffers, 0, &frame);
 }
 
-fn a_flow_ends(env: &TestEnv) {
+fn a_destroyed_flow_delivers_no_frames(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (mut receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 2);
+    let (mut receiver, buffers) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 2);
     let frame = udp_frame(test_mac(1), 1, &[1; 60]);
     receiver.flows.clear();
     send_frame_and_wait(&sender, &frame);
     receiver.cq.expect_empty();
     // A new flow may follow.
-    receiver.add_flow(&FlowAttr::to_ethernet_address(env, test_mac(1)));
+    receiver.add_flow(&FlowAttr::matching_ethernet_destination(env, test_mac(1)));
     send_frame_and_wait(&sender, &frame);
     expect_frame_received(&receiver.cq, &buffers, 0, &frame);
 }
@@ -314,8 +314,8 @@ fn flows_tag_completions(env: &TestEnv) {
     };
     let sender = RawPacketQp::new(env);
     let mut receiver = RawPacketQp::new(env);
-    receiver.cq = try_flow_tag_cq(&receiver.ctx, 16).expect("ibv_create_cq_ex");
-    let mut init = QpInit::new(IBV_QPT_RAW_PACKET, &receiver.cq, &receiver.cq);
+    receiver.cq = try_create_flow_tag_cq(&receiver.ctx, 16).expect("ibv_create_cq_ex");
+    let mut init = QpInitAttr::new(IBV_QPT_RAW_PACKET, &receiver.cq, &receiver.cq);
     receiver.qp = receiver.pd.create_qp(&mut init);
     receiver.to_rts();
     let buffer = receiver.pd.alloc_buf(2048);
@@ -323,7 +323,7 @@ fn flows_tag_completions(env: &TestEnv) {
         receiver.qp.post_recv(id, [buffer.whole_sge()]);
     }
     for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
-        receiver.add_flow(&FlowAttr::to_ethernet_address(env, test_mac(last)).spec(tag(tag_id)));
+        receiver.add_flow(&FlowAttr::matching_ethernet_destination(env, test_mac(last)).with_spec(tag(tag_id)));
         send_frame_and_wait(&sender, &udp_frame(test_mac(last), 1, &[1; 60]));
         assert_eq!(poll_one_and_read_flow_tag(&receiver.cq), Some(tag_id));
     }
@@ -332,7 +332,7 @@ fn flows_tag_completions(env: &TestEnv) {
 
 fn checksums_are_filled_in_and_checked(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 4);
+    let (receiver, buffers) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 4);
     let right = udp_frame(test_mac(1), 1, &[1; 60]);
     let wc = {
         send_frame_and_wait(&sender, &right);
@@ -352,14 +352,14 @@ fn checksums_are_filled_in_and_checked(env: &TestEnv) {
     without[14 + 20 + 6..14 + 20 + 8].fill(0);
     let source = sender.pd.alloc_buf(without.len());
     source.memory.write(0, &without);
-    sender.qp.post(send([source.whole_sge()]).flag(IBV_SEND_IP_CSUM));
+    sender.qp.post(send([source.whole_sge()]).with_flag(IBV_SEND_IP_CSUM));
     let wc = expect_frame_received(&receiver.cq, &buffers, 3, &right);
     assert_ne!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0);
     assert_eq!(source.memory.read(0, without.len()), without, "the program's own bytes");
 }
 
 fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
+    let (receiver, buffers) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 1);
     let sender = RawPacketQp::new(env);
     let frame = &udp_frame(test_mac(1), 1, &[])[..20];
     send_frame_and_wait(&sender, frame);
@@ -371,7 +371,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
         record_case(format!("{len} bytes"));
         let sender = RawPacketQp::new(env);
         let source = sender.pd.alloc_buf(len.max(1));
-        sender.qp.post(send([source.sge(0, len)]).id(1));
+        sender.qp.post(send([source.sge(0, len)]).with_id(1));
         sender.cq.await_completion().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
         sender.qp.await_state(IBV_QPS_SQE);
     }
@@ -379,7 +379,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
 
 fn a_frame_without_a_receive_is_lost(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
+    let (receiver, buffers) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 1);
     let frames = [1, 2, 3].map(|port| udp_frame(test_mac(1), port, &[port.to_be_bytes()[1]; 60]));
     send_frame_and_wait(&sender, &frames[0]);
     send_frame_and_wait(&sender, &frames[1]);
@@ -391,10 +391,10 @@ fn a_frame_without_a_receive_is_lost(env: &TestEnv) {
 }
 
 /// The NIC reads a frame's payload when the frame is posted, as with UD datagrams.
-fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
+fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
     const COUNT: u16 = 12;
     let sender = RawPacketQp::new(env);
-    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 0);
+    let (receiver, _) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 0);
     let frames: Vec<_> = (0..COUNT).map(|port| udp_frame(test_mac(1), port, &[1; 8000])).collect();
     let source = sender.pd.alloc_buf(frames.len() * 9000);
     for (frame, i) in frames.iter().zip(0..) {
@@ -418,13 +418,13 @@ fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
 }
 
 fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &TestEnv) {
-    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 0);
+    let (receiver, _) = create_receiver_with_flow(env, &FlowAttr::matching_ethernet_destination(env, test_mac(1)), 0);
     assert_eq!(receiver.qp.try_destroy(), libc::EBUSY);
 }
 
-fn flows_that_cannot_be_are_refused(env: &TestEnv) {
+fn invalid_flows_are_refused(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let normal = FlowAttr::to_ethernet_address(env, test_mac(1));
+    let normal = FlowAttr::matching_ethernet_destination(env, test_mac(1));
     let with = |change: fn(&mut FlowAttr)| {
         let mut rule = normal.clone();
         change(&mut rule);
@@ -457,19 +457,19 @@ fn flows_that_cannot_be_are_refused(env: &TestEnv) {
         ),
         (
             "a default with a specification",
-            FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT).spec(eth_destination_spec(test_mac(1))),
+            FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT).with_spec(eth_destination_spec(test_mac(1))),
             libc::EINVAL,
         ),
-        ("a layer twice", normal.clone().spec(eth_destination_spec(test_mac(2))), libc::EINVAL),
-        ("a short specification", FlowAttr::new(env, 0).spec(short), libc::EINVAL),
-        ("an empty specification", FlowAttr::new(env, 0).spec(empty), libc::EINVAL),
-        ("an unknown one", normal.clone().spec(unknown), libc::EOPNOTSUPP),
+        ("a layer twice", normal.clone().with_spec(eth_destination_spec(test_mac(2))), libc::EINVAL),
+        ("a short specification", FlowAttr::new(env, 0).with_spec(short), libc::EINVAL),
+        ("an empty specification", FlowAttr::new(env, 0).with_spec(empty), libc::EINVAL),
+        ("an unknown one", normal.clone().with_spec(unknown), libc::EOPNOTSUPP),
     ];
     for (name, rule, errno) in cases {
         let made = InstalledFlow::new(&raw.ctx, &raw.qp, &rule).map(drop);
         assert_eq!(made, Err(errno), "{name}");
     }
-    let rc = raw.pd.create_qp(&mut QpInit::new(IBV_QPT_RC, &raw.cq, &raw.cq));
+    let rc = raw.pd.create_qp(&mut QpInitAttr::new(IBV_QPT_RC, &raw.cq, &raw.cq));
     let made = InstalledFlow::new(&raw.ctx, &rc, &normal).map(drop);
     assert_eq!(made, Err(libc::EINVAL), "a flow for RC");
 }
@@ -485,18 +485,18 @@ fn only_sends_can_be_posted(env: &TestEnv) {
         IBV_WR_BIND_MW,
         IBV_WR_TSO,
     ] {
-        let posted = raw.qp.try_post(vec![send([source.whole_sge()]).opcode(opcode)]);
+        let posted = raw.qp.try_post_sends(vec![send([source.whole_sge()]).with_opcode(opcode)]);
         let errno = libc::EINVAL;
         assert_eq!(posted, Err(RefusedPostlist { errno, bad_wr_index: Some(0) }), "{opcode}");
     }
 }
 
 /// Returns work queues in the ready state, each with `recvs` posted receives, and their common buffer.
-fn ready_work_queues(raw: &RawPacketQp, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
+fn create_ready_work_queues(raw: &RawPacketQp, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
     let buffer = raw.pd.alloc_buf(2048);
     let wqs = (0..count).map(|_| {
         let wq = Wq::new(&raw.pd, &raw.ctx.create_cq(64)).expect("ibv_create_wq");
-        assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
+        assert_eq!(wq.move_to_state(IBV_WQS_RDY), 0);
         assert_eq!(wq.cached_state(), IBV_WQS_RDY);
         for id in 0..recvs {
             wq.post_recv(id, &buffer).expect("ibv_post_wq_recv");
@@ -511,7 +511,7 @@ const UDP_PORT_HASH_FIELDS: u64 = IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_POR
 fn packets_are_spread_over_work_queues(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let raw = RawPacketQp::new(env);
-    let (wqs, _buffer) = ready_work_queues(&raw, 4, 16);
+    let (wqs, _buffer) = create_ready_work_queues(&raw, 4, 16);
     let table = IndTable::new(&raw.pd, &wqs, 3).expect("ibv_create_rwq_ind_table");
     // With the key of "Verifying the RSS Hash Calculation", the hash distributes ports as it
     // distributes addresses.
@@ -520,8 +520,8 @@ fn packets_are_spread_over_work_queues(env: &TestEnv) {
         0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,
         0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
     ];
-    let qp = table.try_rss_qp(&mut key, UDP_PORT_HASH_FIELDS, &raw.cq).expect("ibv_create_qp_ex");
-    let flow = InstalledFlow::new(&raw.ctx, &qp, &FlowAttr::to_ethernet_address(env, test_mac(1))).expect("ibv_create_flow");
+    let qp = table.try_create_rss_qp(&mut key, UDP_PORT_HASH_FIELDS, &raw.cq).expect("ibv_create_qp_ex");
+    let flow = InstalledFlow::new(&raw.ctx, &qp, &FlowAttr::matching_ethernet_destination(env, test_mac(1))).expect("ibv_create_flow");
     let mut of_port = BTreeMap::new();
     for _ in 0..2 {
         for port in 1..=16 {
@@ -549,7 +549,7 @@ fn packets_are_spread_over_work_queues(env: &TestEnv) {
     assert_eq!(queue.map(Wq::number), Some(wqs[0].number()));
 }
 
-fn work_queues_have_states(env: &TestEnv) {
+fn work_queues_follow_their_state_machine(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
     let wq = Wq::new(&raw.pd, &raw.cq).expect("ibv_create_wq");
     let buffer = raw.pd.alloc_buf(64);
@@ -559,43 +559,43 @@ fn work_queues_have_states(env: &TestEnv) {
         bad_wr_index: Some(0),
     };
     assert_eq!(wq.post_recv(1, &buffer), Err(refused));
-    assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
+    assert_eq!(wq.move_to_state(IBV_WQS_RDY), 0);
     assert_eq!(wq.post_recv(1, &buffer), Ok(()));
-    assert_eq!(wq.to_state(IBV_WQS_ERR), 0);
+    assert_eq!(wq.move_to_state(IBV_WQS_ERR), 0);
     let wc = raw.cq.await_completion();
     wc.expect_flushed(1);
     assert_eq!(wc.qpn(), wq.number());
-    assert_eq!(wq.to_state(IBV_WQS_RDY), libc::EINVAL);
-    assert_eq!(wq.to_state(IBV_WQS_RESET), 0);
-    assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
-    assert_eq!(wq.to_state(7), libc::EINVAL);
+    assert_eq!(wq.move_to_state(IBV_WQS_RDY), libc::EINVAL);
+    assert_eq!(wq.move_to_state(IBV_WQS_RESET), 0);
+    assert_eq!(wq.move_to_state(IBV_WQS_RDY), 0);
+    assert_eq!(wq.move_to_state(7), libc::EINVAL);
 }
 
-fn what_is_used_cannot_be_destroyed(env: &TestEnv) {
+fn work_queues_and_tables_in_use_stay(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let (mut wqs, _buffer) = ready_work_queues(&raw, 2, 0);
+    let (mut wqs, _buffer) = create_ready_work_queues(&raw, 2, 0);
     let mut table = IndTable::new(&raw.pd, &wqs, 1).expect("ibv_create_rwq_ind_table");
     assert_eq!(wqs[0].try_destroy(), libc::EBUSY);
     assert_eq!(wqs[0].cq.try_destroy(), libc::EBUSY);
-    let qp = table.try_rss_qp(&mut [1; 40], UDP_PORT_HASH_FIELDS, &raw.cq).expect("ibv_create_qp_ex");
+    let qp = table.try_create_rss_qp(&mut [1; 40], UDP_PORT_HASH_FIELDS, &raw.cq).expect("ibv_create_qp_ex");
     assert_eq!(table.try_destroy(), libc::EBUSY);
     assert_eq!(qp.try_destroy(), 0);
     assert_eq!(table.try_destroy(), 0);
     assert_eq!(wqs[0].try_destroy(), 0);
 }
 
-fn a_table_that_cannot_be_is_refused(env: &TestEnv) {
+fn an_invalid_indirection_table_is_refused(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let (wqs, _buffer) = ready_work_queues(&raw, 1, 0);
+    let (wqs, _buffer) = create_ready_work_queues(&raw, 1, 0);
     for log_size in [8, 31, 32, u32::MAX] {
         let made = IndTable::new(&raw.pd, &wqs, log_size).map(drop);
         assert_eq!(made, Err(libc::EINVAL), "{log_size}");
     }
     let table = IndTable::new(&raw.pd, &wqs, 0).expect("ibv_create_rwq_ind_table");
-    let short = table.try_rss_qp(&mut [1; 39], UDP_PORT_HASH_FIELDS, &raw.cq).map(drop);
+    let short = table.try_create_rss_qp(&mut [1; 39], UDP_PORT_HASH_FIELDS, &raw.cq).map(drop);
     assert_eq!(short, Err(libc::EINVAL), "a short key");
     let fields = UDP_PORT_HASH_FIELDS | IBV_RX_HASH_IPSEC_SPI;
-    let unknown = table.try_rss_qp(&mut [1; 40], fields, &raw.cq).map(drop);
+    let unknown = table.try_create_rss_qp(&mut [1; 40], fields, &raw.cq).map(drop);
     assert_eq!(unknown, Err(libc::EOPNOTSUPP), "fields that are not there");
 }
 
@@ -606,7 +606,7 @@ fn infiniband_has_no_raw_packets(env: &TestEnv) {
         return;
     }
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16));
-    let made = pd.try_create_qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
+    let made = pd.try_create_qp(&mut QpInitAttr::new(IBV_QPT_RAW_PACKET, &cq, &cq));
     assert_eq!(made.map(drop), Err(libc::EOPNOTSUPP));
     assert_eq!(Wq::new(&pd, &cq).map(drop), Err(libc::EOPNOTSUPP));
 }

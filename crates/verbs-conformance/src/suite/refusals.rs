@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
 use crate::memory::{ZeroedMemory, PAGE};
 use crate::objects::{ALL_ACCESS, Context};
@@ -12,46 +12,46 @@ use crate::wr::{SendWr, Verb, wr_of_verb_with_default_operands, read, send, writ
 use crate::xrc::create_errnos_with_comp_mask_bit;
 
 tests! { "refusals";
-    uc_has_no_read [Uc] => |env| verb_is_refused(env, &QpSpec::uc(), Verb::RdmaRead),
-    uc_has_no_cmp_swp [Uc] => |env| verb_is_refused(env, &QpSpec::uc(), Verb::AtomicCmpAndSwp),
-    uc_has_no_fetch_add [Uc] => |env| verb_is_refused(env, &QpSpec::uc(), Verb::AtomicFetchAndAdd),
-    ud_has_no_write [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::RdmaWrite),
-    ud_has_no_write_with_imm [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::RdmaWriteWithImm),
-    ud_has_no_read [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::RdmaRead),
-    ud_has_no_cmp_swp [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::AtomicCmpAndSwp),
-    ud_has_no_fetch_add [Ud] => |env| verb_is_refused(env, &QpSpec::ud(), Verb::AtomicFetchAndAdd),
+    uc_has_no_read [Uc] => |env| check_verb_is_refused(env, &QpSpec::uc(), Verb::RdmaRead),
+    uc_has_no_cmp_swp [Uc] => |env| check_verb_is_refused(env, &QpSpec::uc(), Verb::AtomicCmpAndSwp),
+    uc_has_no_fetch_add [Uc] => |env| check_verb_is_refused(env, &QpSpec::uc(), Verb::AtomicFetchAndAdd),
+    ud_has_no_write [Ud] => |env| check_verb_is_refused(env, &QpSpec::ud(), Verb::RdmaWrite),
+    ud_has_no_write_with_imm [Ud] => |env| check_verb_is_refused(env, &QpSpec::ud(), Verb::RdmaWriteWithImm),
+    ud_has_no_read [Ud] => |env| check_verb_is_refused(env, &QpSpec::ud(), Verb::RdmaRead),
+    ud_has_no_cmp_swp [Ud] => |env| check_verb_is_refused(env, &QpSpec::ud(), Verb::AtomicCmpAndSwp),
+    ud_has_no_fetch_add [Ud] => |env| check_verb_is_refused(env, &QpSpec::ud(), Verb::AtomicFetchAndAdd),
     a_verb_that_the_transport_lacks_is_refused_at_once [Ud, ImmediateChecks],
     unknown_opcodes_are_refused [],
     read_and_atomics_cannot_be_inline [Read, Inline],
     ud_message_of_more_than_the_mtu_is_not_sent [Ud],
     a_message_beyond_4_gib_is_refused [ArgumentChecks],
     a_length_in_the_sge_beyond_the_region_is_refused [],
-    unknown_fields_of_attributes_are_not_supported [ArgumentChecks],
+    unknown_comp_mask_bits_are_not_supported [ArgumentChecks],
 }
 
 /// Posts a WR that must be refused, behind a valid WR. The post is refused at once with `bad_wr`, or the WR
 /// has a failed completion.
 #[track_caller]
-pub(super) fn expect_refused(pair: &QpPair, wr: SendWr) {
+pub(super) fn post_and_expect_refused(pair: &QpPair, wr: SendWr) {
     let a = &pair.a;
     let grh = pair.b.grh_len();
     let source = a.alloc_buf(8);
     let target = pair.b.alloc_buf(8 + grh);
     pair.b.post_recv(70, [target.whole_sge()]);
-    let first = a.with_ud_destination(send([source.whole_sge()]).id(71));
-    match a.qp.try_post(vec![first, wr.id(72), a.with_ud_destination(send([source.whole_sge()]).id(73))]) {
+    let first = a.add_ud_destination_if_missing(send([source.whole_sge()]).with_id(71));
+    match a.qp.try_post_sends(vec![first, wr.with_id(72), a.add_ud_destination_if_missing(send([source.whole_sge()]).with_id(73))]) {
         Err(refused) => {
             assert!([libc::EINVAL, libc::EOPNOTSUPP].contains(&refused.errno), "{refused:?}");
             assert_eq!(refused.bad_wr_index, Some(1), "bad_wr");
             pair.b.await_recv_completion().expect_received(70, 8 + grh);
             a.await_send_completion().expect_sent(71, Verb::Send);
             a.expect_no_completions();
-            assert_eq!(a.qp.state(), IBV_QPS_RTS);
+            assert_eq!(a.qp.query_state(), IBV_QPS_RTS);
             pair.check_transfers_both_ways();
         }
         Ok(()) => {
             let env = a.ctx.env();
-            assert!(!env.has(NicCapability::ImmediateChecks), "ibv_post_send took it");
+            assert!(!env.expects_capability(NicCapability::ImmediateChecks), "ibv_post_send took it");
             pair.b.await_recv_completion().expect_received(70, 8 + grh);
             a.await_send_completion().expect_sent(71, Verb::Send);
             a.await_send_completion().expect_failed(72, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR]);
@@ -59,12 +59,12 @@ pub(super) fn expect_refused(pair: &QpPair, wr: SendWr) {
     }
 }
 
-fn verb_is_refused(env: &TestEnv, spec: &QpSpec, verb: Verb) {
+fn check_verb_is_refused(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     let pair = spec.create_connected_pair(env);
     let local = pair.a.alloc_buf(8);
     let remote = pair.b.alloc_buf(8);
     remote.memory.store(0, 42);
-    expect_refused(&pair, wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote()));
+    post_and_expect_refused(&pair, wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote_address()));
     assert_eq!(remote.memory.load(0), 42);
     assert_eq!(local.memory.load(0), 0);
 }
@@ -76,8 +76,8 @@ fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &TestEnv) {
     let (local, remote) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
     for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd] {
         record_case(format!("{verb:?}"));
-        let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote());
-        let refused = pair.a.qp.try_post(vec![wr]).expect_err("UD has no such verb");
+        let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote_address());
+        let refused = pair.a.qp.try_post_sends(vec![wr]).expect_err("UD has no such verb");
         assert_eq!(refused.bad_wr_index, Some(0));
     }
     pair.check_transfers_both_ways();
@@ -85,7 +85,7 @@ fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &TestEnv) {
 
 fn unknown_opcodes_are_refused(env: &TestEnv) {
     let mut specs = vec![QpSpec::rc()];
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
@@ -93,7 +93,7 @@ fn unknown_opcodes_are_refused(env: &TestEnv) {
             record_case(format!("opcode {opcode:#x}, QP type {}", spec.qp_type));
             let pair = spec.create_connected_pair(env);
             let buf = pair.a.alloc_buf(8);
-            expect_refused(&pair, pair.a.with_ud_destination(send([buf.whole_sge()]).opcode(opcode)));
+            post_and_expect_refused(&pair, pair.a.add_ud_destination_if_missing(send([buf.whole_sge()]).with_opcode(opcode)));
         }
     }
 }
@@ -103,7 +103,7 @@ fn unknown_opcodes_are_refused(env: &TestEnv) {
 fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
     let verbs = [Verb::RdmaRead, Verb::AtomicFetchAndAdd];
     for verb in verbs {
-        if verb.is_atomic() && !env.has(NicCapability::Atomics) {
+        if verb.is_atomic() && !env.expects_capability(NicCapability::Atomics) {
             continue;
         }
         record_case(format!("{verb:?}"));
@@ -111,8 +111,8 @@ fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
         let local = pair.a.alloc_buf(8);
         let remote = pair.b.alloc_buf(8);
         remote.memory.store(0, 42);
-        let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote()).id(1).inline();
-        match pair.a.qp.try_post(vec![wr]) {
+        let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote_address()).with_id(1).inlined();
+        match pair.a.qp.try_post_sends(vec![wr]) {
             Err(refused) => assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0))),
             Ok(()) => {
                 let wc = pair.a.await_send_completion();
@@ -138,7 +138,7 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
         let source = pair.a.alloc_buf(len);
         let target = pair.b.alloc_buf(len + 40);
         pair.b.post_recv(1, [target.whole_sge()]);
-        match pair.a.qp.try_post(vec![pair.a.with_ud_destination(send([source.whole_sge()]).id(2))]) {
+        match pair.a.qp.try_post_sends(vec![pair.a.add_ud_destination_if_missing(send([source.whole_sge()]).with_id(2))]) {
             Err(refused) => {
                 assert!([libc::EINVAL, libc::EMSGSIZE].contains(&refused.errno), "{refused:?}");
                 assert_eq!(refused.bad_wr_index, Some(0));
@@ -157,7 +157,7 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
 
 /// The message has four SGEs of 1 GiB. Its length exceeds 32 bits, and every port's `max_msg_sz`.
 fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
-    let memory = ZeroedMemory::pages((1 << 30) / PAGE);
+    let memory = ZeroedMemory::map_pages((1 << 30) / PAGE);
     for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
         for inline in [false, true] {
             record_case(format!("{verb:?}, inline {inline}"));
@@ -170,8 +170,8 @@ fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
             };
             let target = pair.b.alloc_buf(64);
             pair.b.post_recv(1, [target.whole_sge()]);
-            let wr = wr_of_verb_with_default_operands(verb, [sge; 4], target.remote()).id(2);
-            match pair.a.qp.try_post(vec![if inline { wr.inline() } else { wr }]) {
+            let wr = wr_of_verb_with_default_operands(verb, [sge; 4], target.remote_address()).with_id(2);
+            match pair.a.qp.try_post_sends(vec![if inline { wr.inlined() } else { wr }]) {
                 Err(refused) => {
                     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
                 }
@@ -186,7 +186,7 @@ fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
 
 fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
     for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
-        if verb == Verb::RdmaRead && !env.has(NicCapability::Read) {
+        if verb == Verb::RdmaRead && !env.expects_capability(NicCapability::Read) {
             continue;
         }
         record_case(format!("{verb:?}"));
@@ -199,11 +199,11 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
             ..local.whole_sge()
         };
         let wr = match verb {
-            Verb::RdmaRead => read([sge], remote.remote()),
+            Verb::RdmaRead => read([sge], remote.remote_address()),
             Verb::Send => send([sge]),
-            _ => write([sge], remote.remote()),
+            _ => write([sge], remote.remote_address()),
         };
-        match pair.a.qp.try_post(vec![wr.id(2)]) {
+        match pair.a.qp.try_post_sends(vec![wr.with_id(2)]) {
             Err(refused) => assert_eq!(refused.errno, libc::EINVAL),
             Ok(()) => {
                 // The remote range is invalid, too: either side may report its error first.
@@ -218,7 +218,7 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
 
 /// An unknown bit of `comp_mask` stands for a field of a later version. rdma-core's tests skip features that
 /// are refused with EOPNOTSUPP.
-fn unknown_fields_of_attributes_are_not_supported(env: &TestEnv) {
+fn unknown_comp_mask_bits_are_not_supported(env: &TestEnv) {
     const UNKNOWN: u32 = 1 << 30;
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));

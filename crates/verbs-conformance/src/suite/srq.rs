@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
 use crate::objects::{Context, QUIET_PERIOD};
 use crate::pair::{QpPair, QpSide, QpSpec};
@@ -14,19 +14,19 @@ tests! { "srq";
     more_than_the_device_has_is_refused [Srq],
     a_full_queue_refuses_with_bad_wr [Srq],
     too_many_sges_are_refused [Srq],
-    queue_pairs_share_it_in_order [Srq],
-    receives_go_to_whoever_is_first [Srq],
+    queue_pairs_consume_srq_receives_in_order [Srq],
+    one_queue_pair_may_consume_all_srq_receives [Srq],
     posting_to_the_queue_pair_is_refused [Srq, ImmediateChecks],
-    the_limit_is_an_event_once [Srq, Events],
+    reaching_the_limit_raises_one_event [Srq, Events],
     the_limit_can_be_set_again_and_off [Srq, Events],
     a_limit_beyond_the_size_is_refused [Srq],
     creating_tells_the_sizes_that_query_tells [Srq],
     query_gives_sizes_and_limit [Srq],
-    datagrams_share_it_too [Srq, Ud],
+    ud_queue_pairs_consume_srq_receives [Srq, Ud],
     a_failing_receive_takes_only_its_queue_pair_down [Srq],
     receives_survive_their_queue_pairs [Srq],
     wraps_around [Srq],
-    two_threads_post [Srq],
+    two_threads_post_to_the_srq [Srq],
 }
 
 fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
@@ -79,7 +79,7 @@ fn create_two_pairs_with_shared_srq(env: &TestEnv, spec: &QpSpec) -> (QpPair, Qp
     (first, second)
 }
 
-fn queue_pairs_share_it_in_order(env: &TestEnv) {
+fn queue_pairs_consume_srq_receives_in_order(env: &TestEnv) {
     let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     let source = first.a.alloc_buf(8);
     let other = second.a.alloc_buf(8);
@@ -92,7 +92,7 @@ fn queue_pairs_share_it_in_order(env: &TestEnv) {
     for i in 0..20 {
         let (pair, buf, seed) =
             if i % 3 == 0 { (&first, &source, 1) } else { (&second, &other, 2) };
-        pair.a.post(send([buf.whole_sge()]).id(i));
+        pair.a.post(send([buf.whole_sge()]).with_id(i));
         let wc = first.b.await_recv_completion();
         wc.expect_received(i, 8);
         assert_eq!(wc.qpn(), pair.b.qp.qpn(), "qp_num tells whose message it is");
@@ -101,16 +101,16 @@ fn queue_pairs_share_it_in_order(env: &TestEnv) {
     }
 }
 
-fn receives_go_to_whoever_is_first(env: &TestEnv) {
+fn one_queue_pair_may_consume_all_srq_receives(env: &TestEnv) {
     let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     // One of the two queue pairs receives all messages.
     for i in 0..30 {
         first.b.post_recv(i, []);
     }
     for i in 0..30 {
-        second.a.post(send([]).id(i).unsignaled());
+        second.a.post(send([]).with_id(i).unsignaled());
         if i % 8 == 7 {
-            second.a.post(send([]).id(99));
+            second.a.post(send([]).with_id(99));
             first.b.post_recv(0, []);
             let wcs = first.b.rcq.wait_for_completions(9);
             assert!(wcs.iter().all(|wc| wc.status() == 0 && wc.qpn() == second.b.qp.qpn()));
@@ -129,30 +129,30 @@ fn posting_to_the_queue_pair_is_refused(env: &TestEnv) {
     assert_eq!(refused.bad_wr_index, Some(0));
 }
 
-fn consume_receives(pair: &QpPair, n: u64) {
+fn send_to_consume_receives(pair: &QpPair, n: u64) {
     for i in 0..n {
-        pair.a.post(send([]).id(i));
+        pair.a.post(send([]).with_id(i));
         assert_eq!(pair.b.await_recv_completion().status(), 0);
         pair.a.await_send_completion().expect_sent(i, Verb::Send);
     }
 }
 
 /// `ibv_modify_srq(3)`: the event comes "when the number of outstanding WRs falls below the limit", once.
-fn the_limit_is_an_event_once(env: &TestEnv) {
+fn reaching_the_limit_raises_one_event(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().create_connected_pair(env);
     let srq = pair.b.srq.as_ref().expect("an SRQ");
     for i in 0..10 {
         srq.post_recv(i, []);
     }
     srq.modify(None, Some(5)).expect("ibv_modify_srq");
-    consume_receives(&pair, 5);
+    send_to_consume_receives(&pair, 5);
     assert!(pair.b.ctx.get_async_event_within(QUIET_PERIOD).is_none(), "5 are left, which is not below 5");
-    consume_receives(&pair, 1);
+    send_to_consume_receives(&pair, 1);
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
     assert!(event.concerns_srq(srq));
     drop(event);
-    consume_receives(&pair, 3);
+    send_to_consume_receives(&pair, 3);
     assert!(pair.b.ctx.get_async_event_within(QUIET_PERIOD).is_none(), "the event disarms the limit");
     assert_eq!(srq.query().srq_limit, 0);
 }
@@ -165,12 +165,12 @@ fn the_limit_can_be_set_again_and_off(env: &TestEnv) {
     }
     for limit in [18, 15] {
         srq.modify(None, Some(limit)).expect("ibv_modify_srq");
-        consume_receives(&pair, 3);
+        send_to_consume_receives(&pair, 3);
         assert_eq!(pair.b.ctx.await_async_event_but_comm_est().kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
     }
     srq.modify(None, Some(10)).expect("ibv_modify_srq");
     srq.modify(None, Some(0)).expect("off");
-    consume_receives(&pair, 10);
+    send_to_consume_receives(&pair, 10);
     assert!(pair.b.ctx.get_async_event_within(QUIET_PERIOD).is_none());
 }
 
@@ -206,13 +206,13 @@ fn query_gives_sizes_and_limit(env: &TestEnv) {
     assert_eq!(srq.query().srq_limit, 4);
 }
 
-fn datagrams_share_it_too(env: &TestEnv) {
+fn ud_queue_pairs_consume_srq_receives(env: &TestEnv) {
     let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::ud());
     let target = first.b.alloc_buf(100);
     for i in 0..20 {
         first.b.post_recv(i, [target.whole_sge()]);
         let pair = if i % 2 == 0 { &first } else { &second };
-        pair.a.post(send([]).id(i));
+        pair.a.post(send([]).with_id(i));
         let wc = first.b.await_recv_completion();
         wc.expect_received(i, 40);
         assert_eq!((wc.qpn(), wc.raw().src_qp), (pair.b.qp.qpn(), pair.a.qp.qpn()));
@@ -226,16 +226,16 @@ fn a_failing_receive_takes_only_its_queue_pair_down(env: &TestEnv) {
     let target = first.b.alloc_buf(100);
     first.b.post_recv(1, [target.sge(0, 10)]);
     first.b.post_recv(2, [target.whole_sge()]);
-    first.a.post(send([source.whole_sge()]).id(3));
+    first.a.post(send([source.whole_sge()]).with_id(3));
     let wc = first.b.await_recv_completion();
     wc.expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
     assert_eq!(wc.qpn(), first.b.qp.qpn());
     first.a.await_send_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
-    assert_eq!(first.b.qp.state(), IBV_QPS_ERR);
+    assert_eq!(first.b.qp.query_state(), IBV_QPS_ERR);
     // The other WRs of the SRQ remain for the other queue pair.
     first.b.rcq.expect_empty();
     let other = second.a.alloc_buf(100);
-    second.a.post(send([other.whole_sge()]).id(4));
+    second.a.post(send([other.whole_sge()]).with_id(4));
     first.b.await_recv_completion().expect_received(2, 100);
     second.a.await_send_completion().expect_sent(4, Verb::Send);
 }
@@ -245,11 +245,11 @@ fn receives_survive_their_queue_pairs(env: &TestEnv) {
     for i in 0..5 {
         first.b.post_recv(i, []);
     }
-    first.b.qp.to_state(IBV_QPS_ERR);
+    first.b.qp.move_to_state(IBV_QPS_ERR);
     assert_eq!(first.b.qp.try_destroy(), 0);
     first.b.rcq.expect_empty();
     for i in 0..5 {
-        second.a.post(send([]).id(i));
+        second.a.post(send([]).with_id(i));
         second.b.await_recv_completion().expect_received(i, 0);
         second.a.await_send_completion().expect_sent(i, Verb::Send);
     }
@@ -260,7 +260,7 @@ fn wraps_around(env: &TestEnv) {
     let (srq, got) = side.pd.try_create_srq(5, 2).expect("ibv_create_srq");
     let spec = QpSpec::rc();
     let mut pair = spec.create_unconnected_pair(env);
-    let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &side.scq, &side.rcq);
+    let mut init = crate::objects::QpInitAttr::new(IBV_QPT_RC, &side.scq, &side.rcq);
     init.srq = Some(srq.clone());
     pair.b = QpSide {
         qp: side.pd.create_qp(&mut init),
@@ -275,18 +275,18 @@ fn wraps_around(env: &TestEnv) {
             srq.post_recv(round << 8 | i, []);
         }
         for i in 0..n {
-            pair.a.post(send([]).id(i));
+            pair.a.post(send([]).with_id(i));
             pair.b.await_recv_completion().expect_received(round << 8 | i, 0);
             pair.a.await_send_completion().expect_sent(i, Verb::Send);
         }
     }
 }
 
-fn two_threads_post(env: &TestEnv) {
+fn two_threads_post_to_the_srq(env: &TestEnv) {
     const EACH: u64 = 500;
     let (first, second) = create_two_pairs_with_shared_srq(env, &QpSpec::rc());
     let srq = first.b.srq.clone().expect("an SRQ");
-    let has = env.has(NicCapability::Srq);
+    let has = env.expects_capability(NicCapability::Srq);
     assert!(has);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -306,7 +306,7 @@ fn two_threads_post(env: &TestEnv) {
         for pair in [&first, &second] {
             scope.spawn(|| {
                 for i in 0..EACH {
-                    pair.a.post(send([]).id(i));
+                    pair.a.post(send([]).with_id(i));
                     pair.a.await_send_completion().expect_sent(i, Verb::Send);
                 }
             });

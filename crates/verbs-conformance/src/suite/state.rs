@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
 use crate::objects::QUIET_PERIOD;
 use crate::pair::{QpAddress, QpPair, QpSide, QpSpec};
@@ -27,8 +27,8 @@ tests! { "state";
     attributes_beyond_the_standard_ones_are_not_supported [],
     values_out_of_range_are_refused [],
     a_gid_index_without_a_gid_is_refused [],
-    a_gid_that_nobody_has_is_refused [],
-    more_reads_than_the_device_has_are_refused [],
+    an_unresolvable_destination_gid_is_refused [],
+    rd_atomic_beyond_the_device_limit_is_refused [],
     a_pkey_index_beyond_the_table_is_refused [],
     a_path_mtu_that_there_is_not_is_refused [],
     a_refused_change_changes_nothing [],
@@ -55,7 +55,7 @@ fn modify_state(side: &QpSide, state: ibv_qp_state) -> Result<(), i32> {
 
 #[track_caller]
 fn expect_state(side: &QpSide, state: ibv_qp_state) {
-    assert_eq!(side.qp.state(), state, "the state that ibv_query_qp gives");
+    assert_eq!(side.qp.query_state(), state, "the state that ibv_query_qp gives");
     assert_eq!(side.qp.cached_state(), state, "qp->state");
 }
 
@@ -70,7 +70,7 @@ fn check_walk_through_all_states(env: &TestEnv, spec: &QpSpec) {
         expect_state(&side, IBV_QPS_RTR);
         side.to_rts();
         expect_state(&side, IBV_QPS_RTS);
-        if env.has(NicCapability::Sqd) {
+        if env.expects_capability(NicCapability::Sqd) {
             modify_state(&side, IBV_QPS_SQD).expect("RTS to SQD");
             expect_state(&side, IBV_QPS_SQD);
             side.qp.await_drained();
@@ -125,7 +125,7 @@ fn full_transition_attr(side: &QpSide, to: ibv_qp_state, peer: &QpAddress) -> (i
 fn tested_qp_states(env: &TestEnv) -> Vec<ibv_qp_state> {
     let mut states =
         vec![IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR];
-    if env.has(NicCapability::Sqd) {
+    if env.expects_capability(NicCapability::Sqd) {
         states.push(IBV_QPS_SQD);
     }
     states
@@ -160,12 +160,12 @@ fn check_illegal_transitions_are_refused(env: &TestEnv, spec: &QpSpec) {
     }
 }
 
-fn connection_transitions() -> [(ibv_qp_state, ibv_qp_state); 3] {
+fn reset_to_rts_transitions() -> [(ibv_qp_state, ibv_qp_state); 3] {
     [(IBV_QPS_RESET, IBV_QPS_INIT), (IBV_QPS_INIT, IBV_QPS_RTR), (IBV_QPS_RTR, IBV_QPS_RTS)]
 }
 
 fn check_missing_attributes_are_refused(env: &TestEnv, spec: &QpSpec) {
-    for (from, to) in connection_transitions() {
+    for (from, to) in reset_to_rts_transitions() {
         let mut side = spec.create_qp_side(env);
         move_from_reset_to(&mut side, from);
         let peer = side.address();
@@ -183,7 +183,7 @@ fn check_missing_attributes_are_refused(env: &TestEnv, spec: &QpSpec) {
 fn check_extra_attributes_are_refused(env: &TestEnv, spec: &QpSpec) {
     let ud = spec.qp_type == IBV_QPT_UD;
     let rc = spec.qp_type == IBV_QPT_RC;
-    for (from, to) in connection_transitions() {
+    for (from, to) in reset_to_rts_transitions() {
         let mut side = spec.create_qp_side(env);
         move_from_reset_to(&mut side, from);
         let peer = side.address();
@@ -219,7 +219,7 @@ fn check_extra_attributes_are_refused(env: &TestEnv, spec: &QpSpec) {
 /// `IBV_QP_RATE_LIMIT` and bits without a name: `ibv_cmd_modify_qp` of rdma-core answers `EOPNOTSUPP` before the driver
 /// checks the state.
 fn attributes_beyond_the_standard_ones_are_not_supported(env: &TestEnv) {
-    for (from, to) in connection_transitions() {
+    for (from, to) in reset_to_rts_transitions() {
         let mut side = QpSpec::rc().create_qp_side(env);
         move_from_reset_to(&mut side, from);
         let peer = side.address();
@@ -262,7 +262,7 @@ fn a_gid_index_without_a_gid_is_refused(env: &TestEnv) {
 
 /// On Ethernet the destination's address is resolved before the queue pair is modified: `ib_resolve_eth_dmac`
 /// of `linux:drivers/infiniband/core/verbs.c`.
-fn a_gid_that_nobody_has_is_refused(env: &TestEnv) {
+fn an_unresolvable_destination_gid_is_refused(env: &TestEnv) {
     let own = QpSpec::rc().create_qp_side(env).address().gid;
     let mapped = |gid: &[u8; 16]| gid.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
     let mut link_local = [0; 16];
@@ -280,7 +280,7 @@ fn a_gid_that_nobody_has_is_refused(env: &TestEnv) {
     }
     for (gid, errno) in cases {
         for spec in [QpSpec::rc(), QpSpec::uc()] {
-            if spec.qp_type == IBV_QPT_UC && !env.has(NicCapability::Uc) {
+            if spec.qp_type == IBV_QPT_UC && !env.expects_capability(NicCapability::Uc) {
                 continue;
             }
             record_case(format!("type {}, {gid:02x?}", spec.qp_type));
@@ -296,7 +296,7 @@ fn a_gid_that_nobody_has_is_refused(env: &TestEnv) {
     }
 }
 
-fn more_reads_than_the_device_has_are_refused(env: &TestEnv) {
+fn rd_atomic_beyond_the_device_limit_is_refused(env: &TestEnv) {
     let changes: [(ibv_qp_state, &str, AttributeChange); 2] = [
         (IBV_QPS_RTR, "more READs than the device serves", |a, d, _| {
             a.max_dest_rd_atomic = u8::try_from(d.max_qp_rd_atom + 1).unwrap_or(255);
@@ -329,7 +329,7 @@ fn expect_changes_refused(env: &TestEnv, changes: &[(ibv_qp_state, &str, Attribu
     for &(to, what, change) in changes {
         record_case(what);
         let mut side = QpSpec::rc().create_qp_side(env);
-        let from = connection_transitions().into_iter().find(|step| step.1 == to).expect("a step").0;
+        let from = reset_to_rts_transitions().into_iter().find(|step| step.1 == to).expect("a step").0;
         move_from_reset_to(&mut side, from);
         let (device, port) = (side.ctx.device_attr(), side.ctx.port_attr());
         let peer = side.address();
@@ -357,7 +357,7 @@ fn a_refused_change_changes_nothing(env: &TestEnv) {
     assert_eq!(after.dest_qp_num, before.dest_qp_num);
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
-    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(1));
     pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
 }
 
@@ -401,7 +401,7 @@ fn query_returns_what_was_set(env: &TestEnv) {
         s.retry_cnt = 5;
         s.rnr_retry = 4;
         s.min_rnr_timer = 12;
-        s.access = (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
+        s.qp_access_flags = (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
     });
     let mut pair: QpPair = spec.create_unconnected_pair(env);
     pair.connect();
@@ -426,7 +426,7 @@ fn query_returns_what_was_set(env: &TestEnv) {
     assert_eq!(init.recv_cq, pair.a.rcq.raw());
     assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16);
     assert!(init.cap.max_send_sge >= 4 && init.cap.max_recv_sge >= 4);
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         let side = QpSpec::ud().with_change(|s| s.qkey = 0x7654_3210).create_connected_pair(env).a;
         assert_eq!(side.qp.query().0.qkey, 0x7654_3210);
     }
@@ -457,7 +457,7 @@ fn receives_posted_in_init_are_used(env: &TestEnv) {
     pair.b.to_rtr(&to_a);
     pair.a.connect(&to_b);
     for i in 0..3 {
-        pair.a.post(send([]).id(i));
+        pair.a.post(send([]).with_id(i));
         pair.b.await_recv_completion().expect_received(i, 0);
         pair.a.await_send_completion().expect_sent(i, Verb::Send);
     }
@@ -472,15 +472,15 @@ fn rtr_receives_and_does_not_send(env: &TestEnv) {
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
     source.memory.fill_with_pattern(3);
-    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(1));
     pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     target.memory.assert_whole_pattern(3);
     pair.b.post_recv(2, []);
-    pair.a.post(send([]).id(3));
+    pair.a.post(send([]).with_id(3));
     pair.b.await_recv_completion().expect_received(2, 0);
     pair.a.await_send_completion().expect_sent(3, Verb::Send);
-    if env.has(NicCapability::ImmediateChecks) {
-        let refused = pair.b.qp.try_post(vec![send([])]).expect_err("a send in RTR");
+    if env.expects_capability(NicCapability::ImmediateChecks) {
+        let refused = pair.b.qp.try_post_sends(vec![send([])]).expect_err("a send in RTR");
         assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
     }
     pair.b.to_rts();
@@ -490,8 +490,8 @@ fn rtr_receives_and_does_not_send(env: &TestEnv) {
 /// A send in RESET, INIT or RTR is an immediate error: `ibv_post_send(3)` and IBTA vol. 1, 10.8.2.
 fn sends_before_rts_are_refused(env: &TestEnv) {
     for spec in [QpSpec::rc(), QpSpec::uc(), QpSpec::ud()] {
-        let lacking = (spec.qp_type == IBV_QPT_UC && !env.has(NicCapability::Uc))
-            || (spec.qp_type == IBV_QPT_UD && !env.has(NicCapability::Ud));
+        let lacking = (spec.qp_type == IBV_QPT_UC && !env.expects_capability(NicCapability::Uc))
+            || (spec.qp_type == IBV_QPT_UD && !env.expects_capability(NicCapability::Ud));
         if lacking {
             continue;
         }
@@ -499,8 +499,8 @@ fn sends_before_rts_are_refused(env: &TestEnv) {
             record_case(format!("QP type {} in {state}", spec.qp_type));
             let mut side = spec.create_qp_side(env);
             move_from_reset_to(&mut side, state);
-            let wr = side.with_ud_destination(send([]).id(1));
-            let refused = side.qp.try_post(vec![wr]).expect_err("a send before RTS");
+            let wr = side.add_ud_destination_if_missing(send([]).with_id(1));
+            let refused = side.qp.try_post_sends(vec![wr]).expect_err("a send before RTS");
             assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
             side.expect_no_completions();
         }
@@ -518,7 +518,7 @@ fn receives_in_reset_are_refused(env: &TestEnv) {
 /// IBTA vol. 1, 10.3.1.6: in SQD, WRs may be posted but are not executed.
 fn sqd_holds_sends_back_and_rts_resumes(env: &TestEnv) {
     let mut specs = vec![QpSpec::rc()];
-    if env.has(NicCapability::Ud) {
+    if env.expects_capability(NicCapability::Ud) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
@@ -530,7 +530,7 @@ fn sqd_holds_sends_back_and_rts_resumes(env: &TestEnv) {
         }
         modify_state(&pair.a, IBV_QPS_SQD).expect("RTS to SQD");
         for i in 0..3 {
-            pair.a.post(send([]).id(i));
+            pair.a.post(send([]).with_id(i));
         }
         std::thread::sleep(QUIET_PERIOD);
         pair.a.expect_no_completions();
@@ -550,7 +550,7 @@ fn sqd_still_receives(env: &TestEnv) {
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
     pair.b.post_recv(1, []);
-    pair.a.post_list(vec![write([source.whole_sge()], target.remote()).id(1), send([]).id(2)]);
+    pair.a.post_sends(vec![write([source.whole_sge()], target.remote_address()).with_id(1), send([]).with_id(2)]);
     pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     pair.b.await_recv_completion().expect_received(1, 0);
     pair.a.await_send_completion().expect_sent(2, Verb::Send);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::pair::{QpPair, QpSpec};
@@ -36,8 +36,8 @@ fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
             let (pair, source, target) = (&pair, &source, &target);
             scope.spawn(move || {
                 for i in 0..EACH {
-                    let wr = || write([source.whole_sge()], target.remote()).id(thread << 32 | i);
-                    while pair.a.qp.try_post(vec![wr()]).is_err() {
+                    let wr = || write([source.whole_sge()], target.remote_address()).with_id(thread << 32 | i);
+                    while pair.a.qp.try_post_sends(vec![wr()]).is_err() {
                         std::thread::yield_now();
                     }
                 }
@@ -87,7 +87,7 @@ fn two_threads_poll_one_cq(env: &TestEnv) {
             pair.b.post_recv(i, []);
         }
         for i in 0..TOTAL {
-            while pair.a.qp.try_post(vec![send([]).id(i)]).is_err() {
+            while pair.a.qp.try_post_sends(vec![send([]).with_id(i)]).is_err() {
                 std::thread::yield_now();
             }
         }
@@ -121,7 +121,7 @@ fn two_threads_post_receives(env: &TestEnv) {
             }
         });
         for i in 0..2 * EACH {
-            pair.a.post(send([]).id(i));
+            pair.a.post(send([]).with_id(i));
             if i % 32 == 31 {
                 for (k, wc) in pair.a.scq.wait_for_completions(32).iter().enumerate() {
                     wc.expect_sent(i - 31 + k as u64, Verb::Send);
@@ -132,7 +132,7 @@ fn two_threads_post_receives(env: &TestEnv) {
 }
 
 /// Returns connected siblings of `a` and `b`.
-fn connected_sibling_pair(pair: &QpPair) -> QpPair {
+fn create_connected_sibling_pair(pair: &QpPair) -> QpPair {
     let mut sibling = QpPair {
         a: pair.a.create_side_on_same_pd_and_cqs(),
         b: pair.b.create_side_on_same_pd_and_cqs(),
@@ -146,13 +146,13 @@ fn many_threads_with_queue_pairs_of_their_own(env: &TestEnv) {
         for thread in 0..6u64 {
             scope.spawn(move || {
                 let kind = if thread % 2 == 0 { MemKind::Private } else { MemKind::Shared };
-                let pair = QpSpec::rc().memory(kind).create_connected_pair(env);
+                let pair = QpSpec::rc().with_memory_kind(kind).create_connected_pair(env);
                 let source = pair.a.alloc_buf(1000);
                 let target = pair.b.alloc_buf(1000);
                 for i in 0..200 {
                     source.memory.fill_with_pattern(thread << 32 | i);
                     pair.b.post_recv(i, [target.whole_sge()]);
-                    pair.a.post(send([source.whole_sge()]).id(i));
+                    pair.a.post(send([source.whole_sge()]).with_id(i));
                     pair.b.await_recv_completion().expect_received(i, 1000);
                     target.memory.assert_whole_pattern(thread << 32 | i);
                     pair.a.await_send_completion().expect_sent(i, Verb::Send);
@@ -179,24 +179,24 @@ fn objects_come_and_go_in_every_thread(env: &TestEnv) {
 fn fetch_add_is_atomic(env: &TestEnv) {
     const THREADS: u64 = 4;
     const EACH: u64 = 1500;
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let first = QpSpec::rc().with_queue_depth(32).memory(memory).create_connected_pair(env);
+        let first = QpSpec::rc().with_queue_depth(32).with_memory_kind(memory).create_connected_pair(env);
         let counter = first.b.alloc_buf(8);
-        let pairs: Vec<QpPair> = (0..THREADS).map(|_| requester_with_own_context(env, &first, memory)).collect();
+        let pairs: Vec<QpPair> = (0..THREADS).map(|_| create_requester_with_own_context(env, &first, memory)).collect();
         let mut seen: Vec<u64> = std::thread::scope(|scope| {
             let threads: Vec<_> = pairs
                 .iter()
                 .map(|pair| {
-                    let counter = counter.remote();
+                    let counter = counter.remote_address();
                     scope.spawn(move || {
                         let results = pair.a.alloc_buf(8 * 8);
                         let mut seen = Vec::new();
                         for _ in 0..EACH / 8 {
                             let wrs = (0..8)
-                                .map(|i| fetch_add(results.sge(8 * i, 8), counter, 1).id(i))
+                                .map(|i| fetch_add(results.sge(8 * i, 8), counter, 1).with_id(i))
                                 .collect();
-                            pair.a.post_list(wrs);
+                            pair.a.post_sends(wrs);
                             for (i, wc) in pair.a.scq.wait_for_completions(8).iter().enumerate() {
                                 wc.expect_sent(i as u64, Verb::AtomicFetchAndAdd);
                                 seen.push(results.memory.load(8 * i));
@@ -216,9 +216,9 @@ fn fetch_add_is_atomic(env: &TestEnv) {
 }
 
 /// Returns a requester with its own context, connected to a new QP of `first`'s responder.
-fn requester_with_own_context(env: &TestEnv, first: &QpPair, memory: MemKind) -> QpPair {
+fn create_requester_with_own_context(env: &TestEnv, first: &QpPair, memory: MemKind) -> QpPair {
     let mut pair = QpPair {
-        a: QpSpec::rc().with_queue_depth(32).memory(memory).create_qp_side(env),
+        a: QpSpec::rc().with_queue_depth(32).with_memory_kind(memory).create_qp_side(env),
         b: first.b.create_side_on_same_pd_and_cqs(),
     };
     pair.connect();
@@ -228,14 +228,14 @@ fn requester_with_own_context(env: &TestEnv, first: &QpPair, memory: MemKind) ->
 fn cmp_swp_is_atomic(env: &TestEnv) {
     const THREADS: u64 = 3;
     const EACH: u64 = 400;
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let first = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let first = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let word = first.b.alloc_buf(8);
-        let pairs: Vec<QpPair> = (0..THREADS).map(|_| requester_with_own_context(env, &first, memory)).collect();
+        let pairs: Vec<QpPair> = (0..THREADS).map(|_| create_requester_with_own_context(env, &first, memory)).collect();
         std::thread::scope(|scope| {
             for pair in &pairs {
-                let word = word.remote();
+                let word = word.remote_address();
                 scope.spawn(move || {
                     let result = pair.a.alloc_buf(8);
                     let mut expected = 0u64;
@@ -268,8 +268,8 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
             let (pair, counter, result) = (&pair, &counter, &result);
             scope.spawn(move || {
                 for i in 0..EACH {
-                    let wr = || fetch_add(result.sge(8 * thread, 8), counter.remote(), 3).id(i);
-                    while pair.a.qp.try_post(vec![wr()]).is_err() {
+                    let wr = || fetch_add(result.sge(8 * thread, 8), counter.remote_address(), 3).with_id(i);
+                    while pair.a.qp.try_post_sends(vec![wr()]).is_err() {
                         std::thread::yield_now();
                     }
                 }
@@ -284,9 +284,9 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
 
 /// Threads register and deregister other regions while a peer writes to a region.
 fn registering_while_others_write(env: &TestEnv) {
-    for memory in MemKind::distinct(env) {
+    for memory in MemKind::distinct_on_provider(env) {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let pair = QpSpec::rc().with_memory_kind(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(4096);
         let target = pair.b.alloc_buf(4096);
         source.memory.fill_with_pattern(1);
@@ -299,7 +299,7 @@ fn registering_while_others_write(env: &TestEnv) {
                 }
             });
             for i in 0..1000 {
-                pair.a.post(write([source.whole_sge()], target.remote()).id(i));
+                pair.a.post(write([source.whole_sge()], target.remote_address()).with_id(i));
                 pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
             }
             stop.store(true, Ordering::Relaxed);
@@ -311,10 +311,10 @@ fn registering_while_others_write(env: &TestEnv) {
 /// A QP is destroyed while its peer sends messages: they succeed or fail, and nothing crashes.
 fn destroying_while_the_peer_sends(env: &TestEnv) {
     let first = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
-    let verbs = if env.has(NicCapability::Read) { 3 } else { 2 };
+    let verbs = if env.expects_capability(NicCapability::Read) { 3 } else { 2 };
     for round in 0..30u64 {
         record_case(format!("round {round}"));
-        let pair = connected_sibling_pair(&first);
+        let pair = create_connected_sibling_pair(&first);
         let source = pair.a.alloc_buf(64);
         let target = pair.b.alloc_buf(64);
         for i in 0..10 {
@@ -328,12 +328,12 @@ fn destroying_while_the_peer_sends(env: &TestEnv) {
             });
             let wrs = (0..10)
                 .map(|i| match i % verbs {
-                    0 => send([source.whole_sge()]).id(i),
-                    1 => write([source.whole_sge()], target.remote()).id(i),
-                    _ => crate::wr::read([source.whole_sge()], target.remote()).id(i),
+                    0 => send([source.whole_sge()]).with_id(i),
+                    1 => write([source.whole_sge()], target.remote_address()).with_id(i),
+                    _ => crate::wr::read([source.whole_sge()], target.remote_address()).with_id(i),
                 })
                 .collect();
-            pair.a.post_list(wrs);
+            pair.a.post_sends(wrs);
             let mut failed = false;
             for (i, wc) in pair.a.scq.wait_for_completions(10).iter().enumerate() {
                 assert_eq!(wc.id(), i as u64);
@@ -365,10 +365,10 @@ fn destroying_beside_a_polling_thread(env: &TestEnv) {
             }
         });
         for _ in 0..300u64 {
-            let pair = connected_sibling_pair(&first);
+            let pair = create_connected_sibling_pair(&first);
             pair.b.post_recv(1, []);
-            pair.a.post(send([]).id(2));
-            pair.a.post(write([], crate::wr::RemoteAddress { addr: 0, rkey: 0 }).id(3));
+            pair.a.post(send([]).with_id(2));
+            pair.a.post(write([], crate::wr::RemoteAddress { addr: 0, rkey: 0 }).with_id(3));
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -388,8 +388,8 @@ fn changing_state_beside_posting_threads(env: &TestEnv) {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for i in 0..30 {
-                        let wr = write([source.whole_sge()], target.remote()).id(i);
-                        if pair.a.qp.try_post(vec![wr]).is_ok() {
+                        let wr = write([source.whole_sge()], target.remote_address()).with_id(i);
+                        if pair.a.qp.try_post_sends(vec![wr]).is_ok() {
                             taken.fetch_add(1, Ordering::Relaxed);
                         }
                     }
@@ -397,7 +397,7 @@ fn changing_state_beside_posting_threads(env: &TestEnv) {
             }
             scope.spawn(|| {
                 std::thread::sleep(std::time::Duration::from_micros(round * 3));
-                pair.a.qp.to_state(IBV_QPS_ERR);
+                pair.a.qp.move_to_state(IBV_QPS_ERR);
             });
         });
         let taken = usize::try_from(taken.into_inner()).expect("small");
@@ -409,6 +409,6 @@ fn changing_state_beside_posting_threads(env: &TestEnv) {
             }
         }
         pair.a.scq.expect_empty();
-        pair.a.qp.to_state(IBV_QPS_RESET);
+        pair.a.qp.move_to_state(IBV_QPS_RESET);
     }
 }

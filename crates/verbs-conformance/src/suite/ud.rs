@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 use crate::harness::record_case;
 use crate::memory::ZeroedMemory;
 use crate::objects::{Buf, QUIET_PERIOD, is_same_gid_and_lid};
@@ -17,34 +17,34 @@ tests! { "ud";
     no_grh_on_a_local_subnet [Ud],
     a_global_route_brings_a_grh [Ud],
     a_wrong_qkey_is_dropped [Ud],
-    a_qkey_with_the_high_bit_means_the_own [Ud],
+    a_qkey_with_the_high_bit_selects_the_senders_own [Ud],
     the_qkey_can_change [Ud],
-    a_reply_follows_the_completion [Ud],
+    a_reply_is_addressed_from_the_completion [Ud],
     the_address_vector_from_a_completion_leads_back [Ud],
     one_sender_many_receivers [Ud],
     many_senders_one_receiver [Ud],
     hundreds_of_destinations [Ud],
     hundreds_of_sources [Ud],
     a_busy_source_starves_nobody [Ud],
-    a_program_that_is_held_up_loses_no_datagram [Ud, Events, PatientDatagrams],
-    a_receiver_that_makes_no_room_holds_up_others_once [Ud, PatientDatagrams],
-    to_itself [Ud],
-    a_stranger_is_never_reached [Ud],
-    a_receiver_that_is_gone_loses_messages [Ud],
-    memory_may_go_before_its_queue_pair [Ud],
-    memory_may_go_while_the_program_sleeps [Ud, Events],
+    a_receiver_that_does_not_poll_loses_no_datagram [Ud, Events, PatientDatagrams],
+    a_full_receiver_delays_its_sender_only_once [Ud, PatientDatagrams],
+    a_queue_pair_sends_datagrams_to_itself [Ud],
+    datagrams_to_unknown_qpns_are_lost [Ud],
+    datagrams_to_a_destroyed_qp_are_lost [Ud],
+    receive_memory_may_be_unmapped_before_its_qp [Ud],
+    receive_memory_may_be_unmapped_during_sleep [Ud, Events],
     connected_queue_pairs_ignore_datagrams [Ud],
-    a_flood_loses_but_never_lies [Ud],
+    a_flood_loses_but_never_corrupts_datagrams [Ud],
     payload_of_exactly_the_mtu [Ud],
     a_payload_is_read_when_it_is_posted [Ud],
     rtr_receives [Ud],
-    an_address_handle_may_go_after_the_send [Ud],
+    an_ah_may_be_destroyed_after_its_send [Ud],
 }
 
 #[track_caller]
-fn send_empty_datagram(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
+fn transfer_empty_datagram(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
     pair.b.post_recv(wr_id, [target.whole_sge()]);
-    pair.a.post(send([]).id(wr_id));
+    pair.a.post(send([]).with_id(wr_id));
     let wc = pair.b.await_recv_completion();
     wc.expect_received(wr_id, 40);
     pair.a.await_send_completion().expect_sent(wr_id, Verb::Send);
@@ -54,7 +54,7 @@ fn send_empty_datagram(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
 fn a_completion_names_its_source(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
     let target = pair.b.alloc_buf(64);
-    let wc = send_empty_datagram(&pair, &target, 1);
+    let wc = transfer_empty_datagram(&pair, &target, 1);
     assert_eq!(wc.raw().src_qp, pair.a.qp.qpn());
     assert_eq!(wc.qpn(), pair.b.qp.qpn());
     assert_eq!(wc.raw().pkey_index, 0);
@@ -95,7 +95,7 @@ fn the_grh_is_in_front(env: &TestEnv) {
         record_case(format!("{len} bytes"));
         target.memory.write(0, &[0xee; 140]);
         pair.b.post_recv(1, [target.whole_sge()]);
-        pair.a.post(send([source.sge(0, len)]).id(2));
+        pair.a.post(send([source.sge(0, len)]).with_id(2));
         let wc = pair.b.await_recv_completion();
         wc.expect_received(1, 40 + len);
         pair.a.await_send_completion().expect_sent(2, Verb::Send);
@@ -117,13 +117,13 @@ fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &TestEnv) {
     let headers = pair.b.alloc_buf(40);
     let target = pair.b.alloc_buf(64);
     pair.b.post_recv(1, [headers.whole_sge(), target.sge(0, 10), target.sge(10, 54)]);
-    pair.a.post(send([source.whole_sge()]).id(2));
+    pair.a.post(send([source.whole_sge()]).with_id(2));
     pair.b.await_recv_completion().expect_received(1, 104);
     target.memory.assert_whole_pattern(5);
     // The SGEs may also split the GRH.
     target.memory.write(0, &[0; 64]);
     pair.b.post_recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.whole_sge()]);
-    pair.a.post(send([source.whole_sge()]).id(2));
+    pair.a.post(send([source.whole_sge()]).with_id(2));
     pair.b.await_recv_completion().expect_received(3, 104);
     target.memory.assert_whole_pattern(5);
 }
@@ -136,14 +136,14 @@ fn no_grh_on_a_local_subnet(env: &TestEnv) {
         return;
     }
     let target = pair.b.alloc_buf(64);
-    let wc = send_empty_datagram(&pair, &target, 1);
+    let wc = transfer_empty_datagram(&pair, &target, 1);
     assert_eq!(wc.raw().wc_flags & IBV_WC_GRH, 0);
 }
 
 fn a_global_route_brings_a_grh(env: &TestEnv) {
-    let pair = QpSpec::ud().with_change(|s| s.global = true).create_connected_pair(env);
+    let pair = QpSpec::ud().with_change(|s| s.uses_grh = true).create_connected_pair(env);
     let target = pair.b.alloc_buf(64);
-    let wc = send_empty_datagram(&pair, &target, 1);
+    let wc = transfer_empty_datagram(&pair, &target, 1);
     assert!(wc.raw().wc_flags & IBV_WC_GRH != 0);
     check_grh_addresses(&pair, &target.memory.read(0, 40));
 }
@@ -155,22 +155,22 @@ fn a_wrong_qkey_is_dropped(env: &TestEnv) {
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     pair.b.post_recv(1, [target.whole_sge()]);
     for qkey in [0, 1, QKEY ^ 1, QKEY ^ 0x4000_0000, u32::MAX >> 1] {
-        pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
+        pair.a.post(send([]).with_id(2).with_ud_destination(&ah, qpn, qkey));
         pair.a.await_send_completion().expect_sent(2, Verb::Send);
     }
     pair.b.expect_no_completions();
-    pair.a.post(send([]).id(3));
+    pair.a.post(send([]).with_id(3));
     pair.b.await_recv_completion().expect_received(1, 40);
 }
 
 /// IBTA vol. 1, 10.2.5: "If the high-order bit of the Q_Key is set, the Q_Key in the QP context is used".
-fn a_qkey_with_the_high_bit_means_the_own(env: &TestEnv) {
+fn a_qkey_with_the_high_bit_selects_the_senders_own(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
     let target = pair.b.alloc_buf(64);
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     for qkey in [1 << 31, u32::MAX] {
         pair.b.post_recv(1, [target.whole_sge()]);
-        pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
+        pair.a.post(send([]).with_id(2).with_ud_destination(&ah, qpn, qkey));
         pair.b.await_recv_completion().expect_received(1, 40);
         pair.a.await_send_completion().expect_sent(2, Verb::Send);
     }
@@ -182,10 +182,10 @@ fn a_qkey_with_the_high_bit_means_the_own(env: &TestEnv) {
     other.a.connect(&peer);
     other.b.post_recv(3, [target.whole_sge()]);
     let (ah, qpn, _) = other.a.ud_destination.clone().expect("a route");
-    other.a.post(send([]).id(4).to(&ah, qpn, 1 << 31));
+    other.a.post(send([]).with_id(4).with_ud_destination(&ah, qpn, 1 << 31));
     other.a.await_send_completion().expect_sent(4, Verb::Send);
     other.b.expect_no_completions();
-    other.a.post(send([]).id(5).to(&ah, qpn, QKEY));
+    other.a.post(send([]).with_id(5).with_ud_destination(&ah, qpn, QKEY));
     other.b.await_recv_completion().expect_received(3, 40);
 }
 
@@ -196,27 +196,27 @@ fn the_qkey_can_change(env: &TestEnv) {
     attr.qkey = 99;
     pair.b.qp.modify(&attr, IBV_QP_QKEY).expect("RTS to RTS");
     pair.b.post_recv(1, [target.whole_sge()]);
-    pair.a.post(send([]).id(2));
+    pair.a.post(send([]).with_id(2));
     pair.a.await_send_completion().expect_sent(2, Verb::Send);
     pair.b.expect_no_completions();
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
-    pair.a.post(send([]).id(3).to(&ah, qpn, 99));
+    pair.a.post(send([]).with_id(3).with_ud_destination(&ah, qpn, 99));
     pair.b.await_recv_completion().expect_received(1, 40);
 }
 
-fn grh(target: &Buf) -> [u8; 40] {
+fn read_grh(target: &Buf) -> [u8; 40] {
     target.memory.read(0, 40).try_into().expect("40 bytes")
 }
 
-fn a_reply_follows_the_completion(env: &TestEnv) {
+fn a_reply_is_addressed_from_the_completion(env: &TestEnv) {
     for global in [false, true] {
-        let pair = QpSpec::ud().with_change(|s| s.global = global).create_connected_pair(env);
+        let pair = QpSpec::ud().with_change(|s| s.uses_grh = global).create_connected_pair(env);
         let target = pair.b.alloc_buf(64);
-        let wc = send_empty_datagram(&pair, &target, 1);
-        let ah = pair.b.pd.try_ah_from_wc(&wc, &grh(&target)).expect("ibv_create_ah_from_wc");
+        let wc = transfer_empty_datagram(&pair, &target, 1);
+        let ah = pair.b.pd.try_create_ah_from_wc(&wc, &read_grh(&target)).expect("ibv_create_ah_from_wc");
         let reply = pair.a.alloc_buf(64);
         pair.a.post_recv(2, [reply.whole_sge()]);
-        let wr = send_imm([], 77).id(3).to(&ah, wc.raw().src_qp, QKEY);
+        let wr = send_imm([], 77).with_id(3).with_ud_destination(&ah, wc.raw().src_qp, QKEY);
         pair.b.qp.post(wr);
         let wc = pair.a.await_recv_completion();
         wc.expect_received(2, 40);
@@ -228,11 +228,11 @@ fn a_reply_follows_the_completion(env: &TestEnv) {
 
 fn the_address_vector_from_a_completion_leads_back(env: &TestEnv) {
     for global in [false, true] {
-        let pair = QpSpec::ud().with_change(|s| s.global = global).create_connected_pair(env);
+        let pair = QpSpec::ud().with_change(|s| s.uses_grh = global).create_connected_pair(env);
         let target = pair.b.alloc_buf(64);
-        let wc = send_empty_datagram(&pair, &target, 1);
-        let attr = pair.b.pd.ah_attr_from_wc(&wc, &grh(&target)).expect("ibv_init_ah_from_wc");
-        let expected = pair.b.ah_attr(&pair.a.address());
+        let wc = transfer_empty_datagram(&pair, &target, 1);
+        let attr = pair.b.pd.ah_attr_from_wc(&wc, &read_grh(&target)).expect("ibv_init_ah_from_wc");
+        let expected = pair.b.ah_attr_to_peer(&pair.a.address());
         assert!(is_same_gid_and_lid(&attr, &expected), "it leads somewhere else");
         assert_eq!(attr.port_num, env.settings.port);
     }
@@ -246,16 +246,16 @@ fn one_sender_many_receivers(env: &TestEnv) {
         receiver.alloc_buf(64)
     });
     let target: Vec<Buf> = target.collect();
-    let ah = sender.a.pd.create_ah(&sender.a.ah_attr(&receivers[0].address()));
+    let ah = sender.a.pd.create_ah(&sender.a.ah_attr_to_peer(&receivers[0].address()));
     for round in 0..20u64 {
         for (receiver, target) in receivers.iter().zip(&target) {
             receiver.post_recv(round, [target.whole_sge()]);
         }
         let wrs = receivers.iter().enumerate().map(|(i, receiver)| {
             let imm = u32::try_from(i).expect("small");
-            send_imm([], imm).id(i as u64).to(&ah, receiver.qp.qpn(), QKEY)
+            send_imm([], imm).with_id(i as u64).with_ud_destination(&ah, receiver.qp.qpn(), QKEY)
         });
-        sender.a.post_list(wrs.collect());
+        sender.a.post_sends(wrs.collect());
         for (i, receiver) in receivers.iter().enumerate() {
             let wc = receiver.await_recv_completion();
             wc.expect_received(round, 40);
@@ -282,7 +282,7 @@ fn many_senders_one_receiver(env: &TestEnv) {
             receiver.post_recv(i, [target.whole_sge()]);
         }
         for sender in &senders {
-            sender.post(send([]).id(1));
+            sender.post(send([]).with_id(1));
         }
         let mut sources: Vec<u32> = receiver.rcq.wait_for_completions(8).iter().map(|wc| wc.raw().src_qp).collect();
         let mut expected: Vec<u32> = senders.iter().map(|sender| sender.qp.qpn()).collect();
@@ -305,7 +305,7 @@ fn hundreds_of_destinations(env: &TestEnv) {
         receiver.connect(&sender.address());
     }
     let target = first.alloc_buf(64);
-    let ah = sender.pd.create_ah(&sender.ah_attr(&first.address()));
+    let ah = sender.pd.create_ah(&sender.ah_attr_to_peer(&first.address()));
     let mut rng = crate::Rng::new(3);
     for round in 0..5u64 {
         let mut wrs = Vec::new();
@@ -316,9 +316,9 @@ fn hundreds_of_destinations(env: &TestEnv) {
         for i in 0..RECEIVERS {
             let i = (i * 77 + offset) % RECEIVERS;
             let imm = u32::try_from(i).expect("small");
-            wrs.push(send_imm([], imm).id(i as u64).to(&ah, receivers[i].qp.qpn(), QKEY));
+            wrs.push(send_imm([], imm).with_id(i as u64).with_ud_destination(&ah, receivers[i].qp.qpn(), QKEY));
         }
-        sender.post_list(wrs);
+        sender.post_sends(wrs);
         let mut heard = [false; RECEIVERS];
         for wc in first.rcq.wait_for_completions(RECEIVERS) {
             wc.expect_received(round, 40);
@@ -344,7 +344,7 @@ fn hundreds_of_sources(env: &TestEnv) {
             receiver.post_recv(round, [target.whole_sge()]);
         }
         for sender in &senders {
-            sender.post(send([]).id(round));
+            sender.post(send([]).with_id(round));
         }
         let mut sources: Vec<u32> =
             receiver.rcq.wait_for_completions(SENDERS).iter().map(|wc| wc.raw().src_qp).collect();
@@ -372,7 +372,7 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
     }
     // Each sender's first message has been received.
     for sender in &senders {
-        sender.post(send_imm([], 1).id(0));
+        sender.post(send_imm([], 1).with_id(0));
     }
     for _ in &senders {
         assert_eq!(receiver.await_recv_completion().imm(), Some(1));
@@ -387,13 +387,13 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
             continue;
         }
         for _ in 0..4 {
-            busy.post(send_imm([], 2).id(0).unsignaled());
+            busy.post(send_imm([], 2).with_id(0).unsignaled());
         }
-        rare.post(send_imm([], 3).id(0));
+        rare.post(send_imm([], 3).with_id(0));
         first.scq.await_completion().expect_sent(0, Verb::Send);
         let mut polls = 0;
         loop {
-            busy.post(send_imm([], 2).id(0));
+            busy.post(send_imm([], 2).with_id(0));
             first.scq.await_completion().expect_sent(0, Verb::Send);
             let wc = receiver.await_recv_completion();
             receiver.post_recv(1, [target.whole_sge()]);
@@ -414,7 +414,7 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
 
 /// The receiver's program does not poll for a while. Meanwhile more datagrams arrive than the number of
 /// posted receives, and the NIC's engine handles the program's queues.
-fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
+fn a_receiver_that_does_not_poll_loses_no_datagram(env: &TestEnv) {
     const RECVS: usize = 4;
     const SENT: usize = 12;
     let pair = QpSpec::ud().with_channels().create_connected_pair(env);
@@ -424,7 +424,7 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
     }
     pair.b.rcq.arm(false);
     for n in 0..SENT {
-        pair.a.post(send_imm([], u32::try_from(n).expect("few")).id(0));
+        pair.a.post(send_imm([], u32::try_from(n).expect("few")).with_id(0));
     }
     drop(pair.a.scq.wait_for_completions(SENT));
     pair.b.rchannel.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
@@ -437,14 +437,14 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
 
 /// A datagram waits for room at a receiver for a limited time. The datagrams behind it do not wait again, one after the
 /// other: a server's answers to its other clients would be late by the sum.
-fn a_receiver_that_makes_no_room_holds_up_others_once(env: &TestEnv) {
+fn a_full_receiver_delays_its_sender_only_once(env: &TestEnv) {
     const COUNT: u32 = 64;
     const LEN: usize = 1000;
     let pair = QpSpec::ud().with_queue_depth(COUNT).create_connected_pair(env);
     let source = pair.a.alloc_buf(LEN);
     // The receiver has no RECVs and does not poll, so its datagrams stay where they are.
     for id in 0..COUNT {
-        pair.a.post(send([source.whole_sge()]).id(id.into()));
+        pair.a.post(send([source.whole_sge()]).with_id(id.into()));
     }
     let (mut completed, mut polls_with_completions) = (0, 0);
     while completed < COUNT as usize {
@@ -458,20 +458,20 @@ fn a_receiver_that_makes_no_room_holds_up_others_once(env: &TestEnv) {
     let target = pair.b.alloc_buf(40 + LEN);
     source.memory.fill_with_pattern(5);
     pair.b.post_recv(1, [target.whole_sge()]);
-    pair.a.post(send([source.whole_sge()]).id(1));
+    pair.a.post(send([source.whole_sge()]).with_id(1));
     pair.a.await_send_completion().expect_sent(1, Verb::Send);
     pair.b.await_recv_completion().expect_received(1, 40 + LEN);
     target.memory.assert_pattern_at(40, LEN, 5);
 }
 
-fn to_itself(env: &TestEnv) {
+fn a_queue_pair_sends_datagrams_to_itself(env: &TestEnv) {
     let mut side = QpSpec::ud().create_qp_side(env);
     let address = side.address();
     side.connect(&address);
     let target = side.alloc_buf(64);
     for i in 0..50 {
         side.post_recv(i, [target.whole_sge()]);
-        side.post(send([]).id(i));
+        side.post(send([]).with_id(i));
         let wc = side.await_recv_completion();
         wc.expect_received(i, 40);
         assert_eq!(wc.raw().src_qp, side.qp.qpn());
@@ -479,7 +479,7 @@ fn to_itself(env: &TestEnv) {
     }
 }
 
-fn a_stranger_is_never_reached(env: &TestEnv) {
+fn datagrams_to_unknown_qpns_are_lost(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     for stranger in [qpn ^ 0x2aa, 2, 0x00ff_fffe, 0x00ff_ffff] {
@@ -487,53 +487,53 @@ fn a_stranger_is_never_reached(env: &TestEnv) {
             continue;
         }
         record_case(format!("QP {stranger:#x}"));
-        pair.a.post(send([]).id(1).to(&ah, stranger, QKEY));
+        pair.a.post(send([]).with_id(1).with_ud_destination(&ah, stranger, QKEY));
         pair.a.await_send_completion().expect_sent(1, Verb::Send);
     }
     pair.check_transfers_both_ways();
 }
 
-fn a_receiver_that_is_gone_loses_messages(env: &TestEnv) {
+fn datagrams_to_a_destroyed_qp_are_lost(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
     pair.check_transfers_both_ways();
     assert_eq!(pair.b.qp.try_destroy(), 0);
     for i in 0..200 {
-        pair.a.post(send([]).id(i));
+        pair.a.post(send([]).with_id(i));
         pair.a.await_send_completion().expect_sent(i, Verb::Send);
     }
-    assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
+    assert_eq!(pair.a.qp.query_state(), IBV_QPS_RTS);
 }
 
 /// Destroying a QP does not access the buffers of datagrams that were not polled. The program may have
 /// unmapped these buffers without deregistering them.
-fn memory_may_go_before_its_queue_pair(env: &TestEnv) {
+fn receive_memory_may_be_unmapped_before_its_qp(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
-    let memory = ZeroedMemory::pages(1);
+    let memory = ZeroedMemory::map_pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
     pair.b.post_recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
-    pair.a.post(send([]).id(2));
+    pair.a.post(send([]).with_id(2));
     pair.a.await_send_completion().expect_sent(2, Verb::Send);
-    memory.protect(0, false);
+    memory.protect_page(0, false);
     assert_eq!(pair.b.qp.try_destroy(), 0);
-    memory.protect(0, true);
+    memory.protect_page(0, true);
 }
 
 /// A NIC that pins pages receives the datagram; without pinned pages the receive fails. Neither process
 /// crashes.
-fn memory_may_go_while_the_program_sleeps(env: &TestEnv) {
+fn receive_memory_may_be_unmapped_during_sleep(env: &TestEnv) {
     let pair = QpSpec::ud().with_channels().create_connected_pair(env);
-    let memory = ZeroedMemory::pages(1);
+    let memory = ZeroedMemory::map_pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
     let source = pair.a.alloc_buf(8);
     pair.b.post_recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
     pair.b.rcq.arm(false);
-    memory.protect(0, false);
-    pair.a.post(send([source.whole_sge()]).id(2));
+    memory.protect_page(0, false);
+    pair.a.post(send([source.whole_sge()]).with_id(2));
     pair.a.await_send_completion().expect_sent(2, Verb::Send);
     pair.b.rchannel.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
     let status = pair.b.await_recv_completion().raw().status;
     assert!([IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR].contains(&status), "{status}");
-    memory.protect(0, true);
+    memory.protect_page(0, true);
 }
 
 fn connected_queue_pairs_ignore_datagrams(env: &TestEnv) {
@@ -542,10 +542,10 @@ fn connected_queue_pairs_ignore_datagrams(env: &TestEnv) {
     connected.b.post_recv(1, [target.whole_sge()]);
     let pair = QpSpec::ud().create_connected_pair(env);
     let (ah, ..) = pair.a.ud_destination.clone().expect("a route");
-    pair.a.post(send([]).id(2).to(&ah, connected.b.qp.qpn(), QKEY));
+    pair.a.post(send([]).with_id(2).with_ud_destination(&ah, connected.b.qp.qpn(), QKEY));
     pair.a.await_send_completion().expect_sent(2, Verb::Send);
     connected.b.expect_no_completions();
-    connected.a.post(send([]).id(3));
+    connected.a.post(send([]).with_id(3));
     connected.b.await_recv_completion().expect_received(1, 0);
 }
 
@@ -557,7 +557,7 @@ fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
     let pair = QpSpec::ud().with_queue_depth(128).create_connected_pair(env);
     let (source, target) = (pair.a.alloc_buf(COUNT * LEN), pair.b.alloc_buf(COUNT * (40 + LEN)));
     for i in 0..COUNT {
-        source.memory.fill_at(i * LEN, LEN, i as u64);
+        source.memory.fill_pattern_at(i * LEN, LEN, i as u64);
         let at = (i * LEN) as u64;
         let wr = send_imm([source.sge(at, 16), source.sge(at + 16, LEN - 16)], u32::try_from(i).expect("few"));
         pair.a.post(wr.unsignaled());
@@ -578,7 +578,7 @@ fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
 
 /// The sender sends more messages than the receiver can receive. Some messages are lost, but none is
 /// duplicated, torn or reordered.
-fn a_flood_loses_but_never_lies(env: &TestEnv) {
+fn a_flood_loses_but_never_corrupts_datagrams(env: &TestEnv) {
     const TOTAL: u32 = 5000;
     let pair = QpSpec::ud().with_queue_depth(32).create_connected_pair(env);
     let source = pair.a.alloc_buf(256 * 32);
@@ -613,13 +613,13 @@ fn a_flood_loses_but_never_lies(env: &TestEnv) {
         for i in 0..TOTAL {
             let at = u64::from(i % 32) * 256;
             let len = usize::try_from(i % 256).expect("small");
-            source.memory.fill_at(usize::try_from(at).expect("small"), len, i.into());
-            pair.a.post(send_imm([source.sge(at, len)], i).id(i.into()));
+            source.memory.fill_pattern_at(usize::try_from(at).expect("small"), len, i.into());
+            pair.a.post(send_imm([source.sge(at, len)], i).with_id(i.into()));
             pair.a.await_send_completion().expect_sent(i.into(), Verb::Send);
         }
         while !receiver.is_finished() {
             std::thread::sleep(std::time::Duration::from_millis(1));
-            pair.a.post(send_imm([], u32::MAX).id(0));
+            pair.a.post(send_imm([], u32::MAX).with_id(0));
             pair.a.await_send_completion().expect_sent(0, Verb::Send);
         }
         let got = receiver.join().expect("the receiver ends");
@@ -635,7 +635,7 @@ fn payload_of_exactly_the_mtu(env: &TestEnv) {
     for seed in 0..40 {
         source.memory.fill_with_pattern(seed);
         pair.b.post_recv(1, [target.whole_sge()]);
-        pair.a.post(send([source.whole_sge()]).id(2));
+        pair.a.post(send([source.whole_sge()]).with_id(2));
         pair.b.await_recv_completion().expect_received(1, mtu + 40);
         pair.a.await_send_completion().expect_sent(2, Verb::Send);
         target.memory.assert_pattern_at(40, mtu, seed);
@@ -649,25 +649,25 @@ fn rtr_receives(env: &TestEnv) {
     pair.b.to_init();
     let target = pair.b.alloc_buf(64);
     pair.b.post_recv(1, [target.whole_sge()]);
-    pair.a.post(send([]).id(1));
+    pair.a.post(send([]).with_id(1));
     pair.a.await_send_completion().expect_sent(1, Verb::Send);
     pair.b.rcq.expect_empty();
     pair.b.to_rtr(&to_a);
-    pair.a.post(send([]).id(2));
+    pair.a.post(send([]).with_id(2));
     pair.b.await_recv_completion().expect_received(1, 40);
     pair.a.await_send_completion().expect_sent(2, Verb::Send);
 }
 
 /// A program may destroy an address handle when the send that uses it has completed.
-fn an_address_handle_may_go_after_the_send(env: &TestEnv) {
+fn an_ah_may_be_destroyed_after_its_send(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
     let target = pair.b.alloc_buf(64);
-    let attr = pair.a.ah_attr(&pair.b.address());
-    let inline = if env.has(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
+    let attr = pair.a.ah_attr_to_peer(&pair.b.address());
+    let inline = if env.expects_capability(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
     for i in 0..50 {
         let ah = pair.a.pd.create_ah(&attr);
         pair.b.post_recv(i, [target.whole_sge()]);
-        let wr = send([]).id(i).flag(inline).to(&ah, pair.b.qp.qpn(), QKEY);
+        let wr = send([]).with_id(i).with_flag(inline).with_ud_destination(&ah, pair.b.qp.qpn(), QKEY);
         pair.a.post(wr);
         pair.a.await_send_completion().expect_sent(i, Verb::Send);
         drop(ah);

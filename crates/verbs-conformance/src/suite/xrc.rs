@@ -6,33 +6,33 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use verbs_abi::*;
 
-use super::overrun::{await_event, await_cq_error_event};
+use super::overrun::{await_async_event_of_type, await_cq_error_event};
 use crate::TestEnv;
 use crate::memory::MemKind;
-use crate::objects::{ALL_ACCESS, Context, Cq, Pd, Qp, QpInit, Srq};
+use crate::objects::{ALL_ACCESS, Context, Cq, Pd, Qp, QpInitAttr, Srq};
 use crate::pair::{QpAddress, QpSide, QpSpec};
 use crate::wr::{Verb, fetch_add, read, send, send_imm, write, write_imm};
-use crate::xrc::{XrcDomain, to_srq};
+use crate::xrc::{XrcDomain, with_remote_srqn};
 
 tests! { "xrc";
-    a_message_goes_to_the_queue_that_it_names [Xrc],
+    a_message_goes_to_the_srq_that_it_names [Xrc],
     long_messages_and_immediates_arrive [Xrc],
-    a_completion_channel_is_called [Xrc],
+    an_srq_receive_makes_a_channel_event [Xrc],
     a_message_waits_for_a_receive [Xrc],
     a_receive_may_reach_past_its_region [Xrc],
-    memory_is_that_of_the_named_queues_protection_domain [Xrc],
-    an_unknown_queue_is_an_invalid_request [Xrc],
+    remote_access_is_checked_in_the_pd_of_the_named_srq [Xrc],
+    an_unknown_srq_number_is_an_invalid_request [Xrc],
     a_domain_is_named_by_its_file [Xrc],
-    what_is_in_use_is_busy [Xrc],
-    a_receiver_is_opened_by_its_number [Xrc],
-    only_queues_for_xrc_have_numbers [Xrc],
-    a_completion_queue_that_is_overrun_ends_its_connections [Xrc, Events],
+    destroying_objects_in_use_is_refused [Xrc],
+    a_receiving_qp_is_opened_by_its_number [Xrc],
+    srq_numbers_differ_and_have_24_bits [Xrc],
+    an_overrun_srq_cq_fails_the_receiving_qp [Xrc, Events],
 }
 
 /// An XRC connection: a sending queue pair, and a receiving queue pair for a domain with two shared
 /// receive queues. Each shared receive queue has its own CQ. The fields are dropped in the order of
 /// declaration.
-struct Xrc {
+struct XrcConnection {
     sender: Qp,
     receiver: Qp,
     srqs_with_number_and_cq: [(Srq, u32, Cq); 2],
@@ -42,7 +42,7 @@ struct Xrc {
     attribute_template: QpSide,
 }
 
-impl Xrc {
+impl XrcConnection {
     fn new(env: &TestEnv, rnr_retry: u8) -> Self {
         let ctx = Context::open(env);
         let pd = ctx.alloc_pd();
@@ -54,10 +54,10 @@ impl Xrc {
             (srq, number, cq)
         };
         let srqs = [srq(), srq()];
-        let sender = pd.create_qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
+        let sender = pd.create_qp(&mut QpInitAttr::new(IBV_QPT_XRC_SEND, &scq, &scq));
         let receiver = domain.create_recv_qp(&pd, &scq).expect("ibv_create_qp_ex");
         // An RC side provides the values of common attributes.
-        let side = QpSpec::rc().rnr_retry(rnr_retry).create_qp_side(env);
+        let side = QpSpec::rc().with_rnr_retry(rnr_retry).create_qp_side(env);
         let xrc = Self { sender, receiver, srqs_with_number_and_cq: srqs, sender_cq: scq, pd, domain, attribute_template: side };
         let address = xrc.attribute_template.address();
         let (to_receiver, to_sender) = (
@@ -77,8 +77,8 @@ impl Xrc {
     }
 }
 
-fn a_message_goes_to_the_queue_that_it_names(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+fn a_message_goes_to_the_srq_that_it_names(env: &TestEnv) {
+    let xrc = XrcConnection::new(env, 7);
     let source = xrc.pd.alloc_buf(64);
     let targets = [xrc.pd.alloc_buf(64), xrc.pd.alloc_buf(64)];
     for (i, target) in targets.iter().enumerate() {
@@ -86,7 +86,7 @@ fn a_message_goes_to_the_queue_that_it_names(env: &TestEnv) {
     }
     for i in [1, 0] {
         source.memory.fill_with_pattern(i as u64);
-        xrc.sender.post(to_srq(send([source.whole_sge()]).id(i as u64), xrc.srqn(i)));
+        xrc.sender.post(with_remote_srqn(send([source.whole_sge()]).with_id(i as u64), xrc.srqn(i)));
         let wc = xrc.srqs_with_number_and_cq[i].2.await_completion();
         wc.expect_received(10 + i as u64, 64);
         assert_eq!(wc.qpn(), xrc.receiver.qpn());
@@ -99,14 +99,14 @@ fn a_message_goes_to_the_queue_that_it_names(env: &TestEnv) {
 }
 
 fn long_messages_and_immediates_arrive(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+    let xrc = XrcConnection::new(env, 7);
     for (i, len) in [0, 1, 1000, 5000, 100_000].into_iter().enumerate() {
         let id = i as u64;
         let source = xrc.pd.alloc_buf(len.max(1));
         let target = xrc.pd.alloc_buf(len.max(1));
         source.memory.fill_with_pattern(id);
         xrc.srqs_with_number_and_cq[0].0.post_recv(id, [target.whole_sge()]);
-        xrc.sender.post(to_srq(send_imm([source.sge(0, len)], 77).id(id), xrc.srqn(0)));
+        xrc.sender.post(with_remote_srqn(send_imm([source.sge(0, len)], 77).with_id(id), xrc.srqn(0)));
         let wc = xrc.srqs_with_number_and_cq[0].2.await_completion();
         wc.expect_received(id, len);
         assert_eq!(wc.imm(), Some(77));
@@ -115,7 +115,7 @@ fn long_messages_and_immediates_arrive(env: &TestEnv) {
     }
 }
 
-fn a_completion_channel_is_called(env: &TestEnv) {
+fn an_srq_receive_makes_a_channel_event(env: &TestEnv) {
     let ctx = Context::open(env);
     let pd = ctx.alloc_pd();
     let channel = ctx.create_channel();
@@ -125,7 +125,7 @@ fn a_completion_channel_is_called(env: &TestEnv) {
     let (srq, number) = domain.create_srq(&pd, &cq).expect("ibv_create_srq_ex");
     let side = QpSpec::rc().create_qp_side(env);
     {
-        let sender = pd.create_qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
+        let sender = pd.create_qp(&mut QpInitAttr::new(IBV_QPT_XRC_SEND, &scq, &scq));
         let receiver = domain.create_recv_qp(&pd, &scq).expect("ibv_create_qp_ex");
         let address = side.address();
         for (qp, qpn) in [(&receiver, sender.qpn()), (&sender, receiver.qpn())] {
@@ -139,7 +139,7 @@ fn a_completion_channel_is_called(env: &TestEnv) {
             srq.post_recv(round, [buf.whole_sge()]);
             cq.arm(false);
             assert!(!channel.has_event_within(Duration::ZERO));
-            sender.post(to_srq(send([buf.whole_sge()]).id(round), number));
+            sender.post(with_remote_srqn(send([buf.whole_sge()]).with_id(round), number));
             channel.await_and_ack_event(&cq);
             cq.ack(1);
             cq.await_completion().expect_received(round, 8);
@@ -150,49 +150,49 @@ fn a_completion_channel_is_called(env: &TestEnv) {
 }
 
 fn a_receive_may_reach_past_its_region(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+    let xrc = XrcConnection::new(env, 7);
     let (source, target) = (xrc.pd.alloc_buf(8), xrc.pd.alloc_buf(72));
     source.memory.fill_with_pattern(1);
     xrc.srqs_with_number_and_cq[0].0.post_recv(5, [ibv_sge { length: 4096, ..target.sge(64, 8) }]);
-    xrc.sender.post(to_srq(send([source.whole_sge()]).id(6), xrc.srqn(0)));
+    xrc.sender.post(with_remote_srqn(send([source.whole_sge()]).with_id(6), xrc.srqn(0)));
     xrc.srqs_with_number_and_cq[0].2.await_completion().expect_received(5, 8);
     target.memory.assert_pattern_at(64, 8, 1);
 }
 
 fn a_message_waits_for_a_receive(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+    let xrc = XrcConnection::new(env, 7);
     let (source, target) = (xrc.pd.alloc_buf(8), xrc.pd.alloc_buf(8));
-    xrc.sender.post(to_srq(send([source.whole_sge()]).id(1), xrc.srqn(1)));
+    xrc.sender.post(with_remote_srqn(send([source.whole_sge()]).with_id(1), xrc.srqn(1)));
     xrc.srqs_with_number_and_cq[1].2.expect_empty();
     xrc.sender_cq.expect_empty();
     xrc.srqs_with_number_and_cq[1].0.post_recv(2, [target.whole_sge()]);
     xrc.srqs_with_number_and_cq[1].2.await_completion().expect_received(2, 8);
     xrc.sender_cq.await_completion().expect_sent(1, Verb::Send);
-    let short = Xrc::new(env, 1);
-    short.sender.post(to_srq(send([]).id(3), short.srqn(0)));
+    let short = XrcConnection::new(env, 1);
+    short.sender.post(with_remote_srqn(send([]).with_id(3), short.srqn(0)));
     short.sender_cq.await_completion().expect_failed(3, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
-fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+fn remote_access_is_checked_in_the_pd_of_the_named_srq(env: &TestEnv) {
+    let xrc = XrcConnection::new(env, 7);
     let local = xrc.pd.alloc_buf(8);
     let remote = xrc.pd.alloc_buf(64);
     remote.memory.store(0, 40);
     local.memory.store(0, 5);
     let srqn = xrc.srqn(0);
     let post = |wr, id, verb| {
-        xrc.sender.post(to_srq(wr, srqn));
+        xrc.sender.post(with_remote_srqn(wr, srqn));
         xrc.sender_cq.await_completion().expect_sent(id, verb);
     };
-    post(read([local.whole_sge()], remote.remote()).id(1), 1, Verb::RdmaRead);
+    post(read([local.whole_sge()], remote.remote_address()).with_id(1), 1, Verb::RdmaRead);
     assert_eq!(local.memory.load(0), 40);
-    post(write([local.whole_sge()], remote.remote().plus(8)).id(2), 2, Verb::RdmaWrite);
+    post(write([local.whole_sge()], remote.remote_address().plus(8)).with_id(2), 2, Verb::RdmaWrite);
     assert_eq!(remote.memory.load(8), 40);
-    post(fetch_add(local.whole_sge(), remote.remote(), 2).id(3), 3, Verb::AtomicFetchAndAdd);
+    post(fetch_add(local.whole_sge(), remote.remote_address(), 2).with_id(3), 3, Verb::AtomicFetchAndAdd);
     assert_eq!(remote.memory.load(0), 42);
     xrc.srqs_with_number_and_cq[0].0.post_recv(9, []);
     post(
-        write_imm([local.whole_sge()], remote.remote().plus(16), 6).id(4),
+        write_imm([local.whole_sge()], remote.remote_address().plus(16), 6).with_id(4),
         4,
         Verb::RdmaWriteWithImm,
     );
@@ -200,17 +200,17 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
     assert_eq!(remote.memory.load(16), 40);
     // This memory is in another protection domain than the shared receive queue.
     let other = xrc.attribute_template.ctx.alloc_pd().alloc_buf_of_kind(MemKind::Private, 8, ALL_ACCESS);
-    xrc.sender.post(to_srq(write([local.whole_sge()], other.remote()).id(5), srqn));
+    xrc.sender.post(with_remote_srqn(write([local.whole_sge()], other.remote_address()).with_id(5), srqn));
     xrc.sender_cq.await_completion().expect_failed(5, &[IBV_WC_REM_ACCESS_ERR]);
     assert_eq!(other.memory.load(0), 0);
 }
 
-fn an_unknown_queue_is_an_invalid_request(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+fn an_unknown_srq_number_is_an_invalid_request(env: &TestEnv) {
+    let xrc = XrcConnection::new(env, 7);
     let buf = xrc.pd.alloc_buf(8);
     xrc.srqs_with_number_and_cq[0].0.post_recv(1, [buf.whole_sge()]);
     let wrong = (0..u32::MAX).find(|n| *n != xrc.srqn(0) && *n != xrc.srqn(1));
-    xrc.sender.post(to_srq(send([buf.whole_sge()]).id(2), wrong.expect("a number")));
+    xrc.sender.post(with_remote_srqn(send([buf.whole_sge()]).with_id(2), wrong.expect("a number")));
     // Only the engine, or the calls below, make progress for the receiver.
     xrc.sender_cq.await_completion().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
     xrc.receiver.await_state(IBV_QPS_ERR);
@@ -240,54 +240,54 @@ fn a_domain_is_named_by_its_file(env: &TestEnv) {
     assert_eq!(XrcDomain::open(&ctx, i32::MAX, libc::O_CREAT).err(), Some(libc::EBADF));
 }
 
-fn what_is_in_use_is_busy(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+fn destroying_objects_in_use_is_refused(env: &TestEnv) {
+    let xrc = XrcConnection::new(env, 7);
     assert_eq!(xrc.domain.try_close(), libc::EBUSY);
     assert_eq!(xrc.srqs_with_number_and_cq[0].2.try_destroy(), libc::EBUSY);
     assert_eq!(xrc.pd.try_destroy(), libc::EBUSY);
 }
 
-fn a_receiver_is_opened_by_its_number(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+fn a_receiving_qp_is_opened_by_its_number(env: &TestEnv) {
+    let xrc = XrcConnection::new(env, 7);
     let opened = xrc
         .domain
         .open_recv_qp_by_number(xrc.receiver.qpn(), &xrc.pd, &xrc.sender_cq)
         .expect("ibv_open_qp");
     assert_eq!(opened.qpn(), xrc.receiver.qpn());
-    assert_eq!(opened.state(), IBV_QPS_RTS);
+    assert_eq!(opened.query_state(), IBV_QPS_RTS);
     drop(opened);
     // The queue pair exists as long as a handle to it is open.
     let buf = xrc.pd.alloc_buf(8);
     xrc.srqs_with_number_and_cq[0].0.post_recv(1, [buf.whole_sge()]);
-    xrc.sender.post(to_srq(send([buf.whole_sge()]).id(2), xrc.srqn(0)));
+    xrc.sender.post(with_remote_srqn(send([buf.whole_sge()]).with_id(2), xrc.srqn(0)));
     xrc.srqs_with_number_and_cq[0].2.await_completion().expect_received(1, 8);
     let unknown = xrc.domain.open_recv_qp_by_number(xrc.sender.qpn(), &xrc.pd, &xrc.sender_cq);
     assert_eq!(unknown.err(), Some(libc::EINVAL));
 }
 
-fn only_queues_for_xrc_have_numbers(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+fn srq_numbers_differ_and_have_24_bits(env: &TestEnv) {
+    let xrc = XrcConnection::new(env, 7);
     assert_ne!(xrc.srqn(0), xrc.srqn(1));
     assert!(xrc.srqn(0) >> 24 == 0 && xrc.srqn(1) >> 24 == 0, "an XRCETH has 24 bits");
 }
 
 /// The receiving queue pair has no CQ: it fails at the first message whose completion does not fit.
-fn a_completion_queue_that_is_overrun_ends_its_connections(env: &TestEnv) {
-    let xrc = Xrc::new(env, 7);
+fn an_overrun_srq_cq_fails_the_receiving_qp(env: &TestEnv) {
+    let xrc = XrcConnection::new(env, 7);
     let (srq, srqn, cq) = &xrc.srqs_with_number_and_cq[0];
     assert_eq!(cq.try_resize(4), 0);
     for i in 0..6 {
         srq.post_recv(i, []);
     }
     for i in 0..5 {
-        xrc.sender.post(to_srq(send([]).id(i), *srqn));
+        xrc.sender.post(with_remote_srqn(send([]).with_id(i), *srqn));
         xrc.sender_cq.await_completion().expect_sent(i, Verb::Send);
     }
     let ctx = xrc.pd.ctx();
     await_cq_error_event(ctx, cq);
-    xrc.sender.post(to_srq(send([]).id(5), *srqn));
+    xrc.sender.post(with_remote_srqn(send([]).with_id(5), *srqn));
     xrc.sender_cq.await_completion().expect_failed(5, &[IBV_WC_REM_OP_ERR]);
-    assert!(await_event(ctx, IBV_EVENT_QP_FATAL).concerns_qp(&xrc.receiver));
+    assert!(await_async_event_of_type(ctx, IBV_EVENT_QP_FATAL).concerns_qp(&xrc.receiver));
     for (wc, i) in cq.wait_for_completions(4).iter().zip(0..) {
         wc.expect_received(i, 0);
     }

@@ -24,14 +24,17 @@ pub struct Settings {
     /// Index in the port's GID table of the GID that tests use.
     pub gid_index: u8,
     /// Link layer that the port must have; `None` accepts any link layer.
-    pub link_layer: Option<u8>,
+    #[serde(rename = "link_layer")]
+    pub required_link_layer: Option<u8>,
     /// Capabilities whose tests are skipped.
-    pub without: BTreeSet<NicCapability>,
+    #[serde(rename = "without")]
+    pub excluded_capabilities: BTreeSet<NicCapability>,
     /// Capabilities that the NIC is known to lack, according to its [`crate::Deviations`].
     ///
     /// A test that needs such a capability runs nevertheless, and must fail as the list says. Other tests
     /// do not rely on these capabilities.
-    pub lacks: BTreeSet<NicCapability>,
+    #[serde(rename = "lacks")]
+    pub lacked_capabilities: BTreeSet<NicCapability>,
 }
 
 impl Settings {
@@ -43,9 +46,9 @@ impl Settings {
             device: None,
             port: 1,
             gid_index: 0,
-            link_layer: None,
-            without: BTreeSet::new(),
-            lacks: BTreeSet::new(),
+            required_link_layer: None,
+            excluded_capabilities: BTreeSet::new(),
+            lacked_capabilities: BTreeSet::new(),
         }
     }
 }
@@ -73,8 +76,9 @@ impl TestEnv {
 
     /// Returns true if the NIC is expected to have `cap`.
     #[must_use]
-    pub fn has(&self, cap: NicCapability) -> bool {
-        !self.settings.without.contains(&cap) && !self.settings.lacks.contains(&cap)
+    pub fn expects_capability(&self, cap: NicCapability) -> bool {
+        !self.settings.excluded_capabilities.contains(&cap)
+            && !self.settings.lacked_capabilities.contains(&cap)
     }
 
     /// Returns the statuses that are accepted where `status` is specified. A second status is accepted if
@@ -82,7 +86,7 @@ impl TestEnv {
     #[must_use]
     pub fn accepted_failure_statuses(&self, status: ibv_wc_status) -> Vec<ibv_wc_status> {
         let mut statuses = vec![status];
-        if !self.has(NicCapability::ErrorStatuses) {
+        if !self.expects_capability(NicCapability::ErrorStatuses) {
             match status {
                 IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_LEN_ERR => statuses.push(IBV_WC_LOC_QP_OP_ERR),
                 IBV_WC_REM_INV_REQ_ERR => statuses.push(IBV_WC_REM_OP_ERR),
@@ -115,7 +119,7 @@ pub struct SuiteTest {
     /// Name of the test: `module::what_must_hold`.
     pub name: &'static str,
     /// Capabilities that the test needs; the test is skipped if the run excludes one of them.
-    pub needs: &'static [NicCapability],
+    pub needed_capabilities: &'static [NicCapability],
     /// Function that runs the test; a failure panics.
     pub run: fn(&TestEnv) -> TestOutcome,
 }

@@ -1,14 +1,14 @@
 //! The types that describe deviations of devices.
 
-use crate::env::NicCapability;
+use crate::test_env::NicCapability;
 
 /// The kind of a deviation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviationKind {
     /// The device answers a request, and the answer is wrong.
-    Wrong,
+    WrongResult,
     /// The device lacks the feature.
-    Missing,
+    MissingFeature,
     /// An expected event never occurs, and the test waits for it until its time limit.
     Hangs,
     /// The device crashes the kernel; the test is not run.
@@ -20,8 +20,8 @@ impl DeviationKind {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Wrong => "wrong",
-            Self::Missing => "missing",
+            Self::WrongResult => "wrong",
+            Self::MissingFeature => "missing",
             Self::Hangs => "hangs",
             Self::KernelCrash => "crash",
         }
@@ -67,23 +67,23 @@ impl Deviation {
 
 /// Deviations of a device that concern one topic.
 #[derive(Clone, Copy, Debug)]
-pub struct Topic {
+pub struct DeviationTopic {
     /// The heading of the topic.
     pub title: &'static str,
     /// The deviations that concern the topic.
-    pub list: &'static [Deviation],
+    pub deviations: &'static [Deviation],
 }
 
 /// The known deviations of one kind of device.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviations {
     /// Name of the device on the command line.
-    pub device: &'static str,
+    pub device_name: &'static str,
     /// Kernel and library on which the deviations were observed.
     pub kernel_and_library: &'static str,
     /// Capabilities that the device lacks completely. Tests of other features do not rely on these
     /// capabilities.
-    pub lacks: &'static [NicCapability],
+    pub lacked_capabilities: &'static [NicCapability],
     /// The tests that the device fails, by topic.
-    pub topics: &'static [Topic],
+    pub topics: &'static [DeviationTopic],
 }

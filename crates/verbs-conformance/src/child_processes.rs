@@ -8,11 +8,11 @@ use anyhow::{Context as _, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::env::{Settings, TestEnv};
 use crate::objects::{Buf, Context, DeviceList};
 use crate::pair::{QpAddress, QpSide, QpSpec};
 use crate::provider::ProviderKind;
 use crate::role::role_command;
+use crate::test_env::{Settings, TestEnv};
 use crate::wr::{RemoteAddress, Verb};
 
 /// An order to a [`PeerProcess`].
@@ -97,7 +97,7 @@ pub enum PeerAnswer {
 pub struct PeerProcess {
     child: Child,
     command_input: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    answer_reader: BufReader<ChildStdout>,
 }
 
 fn send_json(mut to: impl Write, what: &impl Serialize) -> anyhow::Result<()> {
@@ -130,7 +130,7 @@ impl PeerProcess {
         Self {
             child,
             command_input: orders,
-            answers,
+            answer_reader: answers,
         }
     }
 
@@ -159,21 +159,21 @@ impl PeerProcess {
     ) -> (Self, RemoteAddress) {
         let mut peer = Self::start(env);
         let make = PeerCommand::Make(Box::new(side.spec.clone()), buf_len);
-        let PeerAnswer::Made(address, remote) = peer.command(&make) else {
+        let PeerAnswer::Made(address, remote) = peer.execute_command(&make) else {
             panic!("the peer made nothing");
         };
-        peer.command(&PeerCommand::Connect(side.address()));
+        peer.execute_command(&PeerCommand::Connect(side.address()));
         side.connect(&address);
         (peer, remote)
     }
 
     /// Gives an order and waits for the answer.
     #[track_caller]
-    pub fn command(&mut self, order: &PeerCommand) -> PeerAnswer {
-        crate::notes::record_awaited_event(&format!("the peer does {order:?}"));
+    pub fn execute_command(&mut self, order: &PeerCommand) -> PeerAnswer {
+        crate::progress_notes::record_awaited_event(&format!("the peer does {order:?}"));
         send_json(&mut self.command_input, order).expect("the peer is there");
-        let answer = receive_json(&mut self.answers).expect("the peer answers in words");
-        crate::notes::record_awaited_event("");
+        let answer = receive_json(&mut self.answer_reader).expect("the peer answers in words");
+        crate::progress_notes::record_awaited_event("");
         answer.unwrap_or_else(|| panic!("the peer failed at {order:?}"))
     }
 
@@ -187,7 +187,7 @@ impl PeerProcess {
     #[must_use]
     #[track_caller]
     pub fn await_answer(&mut self) -> PeerAnswer {
-        receive_json(&mut self.answers)
+        receive_json(&mut self.answer_reader)
             .expect("the peer answers in words")
             .expect("the peer failed")
     }
@@ -201,7 +201,7 @@ impl PeerProcess {
     /// Orders the process to exit, and checks that it succeeds.
     #[track_caller]
     pub fn exit_and_check(mut self) {
-        assert_eq!(self.command(&PeerCommand::End), PeerAnswer::Done);
+        assert_eq!(self.execute_command(&PeerCommand::End), PeerAnswer::Done);
         assert!(
             self.child.wait().expect("the peer ends").success(),
             "the peer failed in the end"
@@ -231,7 +231,7 @@ pub fn execute_commands_from_stdin(env: &TestEnv) -> anyhow::Result<ExitCode> {
     let mut orders = std::io::stdin().lock();
     while let Some(order) = receive_json::<PeerCommand>(&mut orders)? {
         let end = matches!(order, PeerCommand::End);
-        let answer = execute(env, &mut made, order)?;
+        let answer = execute_received_command(env, &mut made, order)?;
         send_json(std::io::stdout(), &answer)?;
         if end {
             return Ok(ExitCode::SUCCESS);
@@ -240,7 +240,7 @@ pub fn execute_commands_from_stdin(env: &TestEnv) -> anyhow::Result<ExitCode> {
     bail!("the test is gone")
 }
 
-fn execute(
+fn execute_received_command(
     env: &TestEnv,
     made: &mut Option<(QpSide, Buf)>,
     order: PeerCommand,
@@ -248,7 +248,7 @@ fn execute(
     if let PeerCommand::Make(spec, buf_len) = order {
         let side = spec.create_qp_side(env);
         let buf = side.alloc_buf(buf_len);
-        let answer = PeerAnswer::Made(side.address(), buf.remote());
+        let answer = PeerAnswer::Made(side.address(), buf.remote_address());
         *made = Some((side, buf));
         return Ok(answer);
     }
@@ -268,7 +268,7 @@ fn execute(
         } => {
             let tags = side.tag_srq.as_ref().context("no queue for tags")?;
             let to = [buf.sge(offset, len)];
-            tags.add(id, (tag, u64::MAX), &to)
+            tags.post_tag_add(id, (tag, u64::MAX), &to)
                 .expect("ibv_post_srq_ops");
             side.await_recv_completion()
                 .expect_success(id, verbs_abi::IBV_WC_TM_ADD);
@@ -283,24 +283,24 @@ fn execute(
                 side.rcq.arm(false);
                 let already = side.rcq.poll(1);
                 if let Some(wc) = already.first() {
-                    return Ok(completion_answer(wc));
+                    return Ok(answer_from_completion(wc));
                 }
                 channel.await_and_ack_event(&side.rcq);
             }
-            return Ok(completion_answer(&side.await_recv_completion()));
+            return Ok(answer_from_completion(&side.await_recv_completion()));
         }
-        PeerCommand::Fill(offset, len, seed) => buf.memory.fill_at(offset, len, seed),
+        PeerCommand::Fill(offset, len, seed) => buf.memory.fill_pattern_at(offset, len, seed),
         PeerCommand::Check(offset, len, seed) => buf.memory.assert_pattern_at(offset, len, seed),
         PeerCommand::Load(offset) => return Ok(PeerAnswer::Word(buf.memory.load(offset))),
         PeerCommand::Send(offset, len) => {
-            side.post(crate::wr::send([buf.sge(offset as u64, len)]).id(1));
+            side.post(crate::wr::send([buf.sge(offset as u64, len)]).with_id(1));
             side.await_send_completion().expect_sent(1, Verb::Send);
         }
         PeerCommand::FetchAdd(word, times) => {
             let result = side.alloc_buf(8);
             let mut last = None;
             for i in 0..times {
-                side.post(crate::wr::fetch_add(result.whole_sge(), word, 1).id(i));
+                side.post(crate::wr::fetch_add(result.whole_sge(), word, 1).with_id(i));
                 side.await_send_completion()
                     .expect_sent(i, Verb::AtomicFetchAndAdd);
                 let old = result.memory.load(0);
@@ -314,7 +314,7 @@ fn execute(
     Ok(PeerAnswer::Done)
 }
 
-fn completion_answer(wc: &crate::wr::Wc) -> PeerAnswer {
+fn answer_from_completion(wc: &crate::wr::Wc) -> PeerAnswer {
     let success = wc.status() == verbs_abi::IBV_WC_SUCCESS;
     PeerAnswer::Completion {
         id: wc.id(),
@@ -335,24 +335,29 @@ pub fn cpu_time_us() -> u64 {
 
 /// Result of a process's attempt to open the device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct OpenResult {
+pub struct DeviceOpenResult {
     /// Number of devices, or the errno of `ibv_get_device_list`.
-    pub list: Result<usize, i32>,
+    #[serde(rename = "list")]
+    pub device_count_or_errno: Result<usize, i32>,
     /// The errno of `ibv_open_device`, 0 on success; `None` if the process did not call it.
-    pub open: Option<i32>,
+    #[serde(rename = "open")]
+    pub open_errno: Option<i32>,
 }
 
-impl OpenResult {
+impl DeviceOpenResult {
     /// Returns true if the process has opened a device.
     #[must_use]
     pub fn has_opened_device(&self) -> bool {
-        self.open == Some(0)
+        self.open_errno == Some(0)
     }
 
     /// Returns the errno of the call that failed.
     #[must_use]
     pub fn errno_of_failed_call(&self) -> Option<i32> {
-        self.list.err().or(self.open).filter(|errno| *errno != 0)
+        self.device_count_or_errno
+            .err()
+            .or(self.open_errno)
+            .filter(|errno| *errno != 0)
     }
 }
 
@@ -360,22 +365,22 @@ impl OpenResult {
 /// the device.
 pub(crate) fn open_device_and_report(settings: &Settings) -> anyhow::Result<ExitCode> {
     let env = TestEnv::new(settings.clone())?;
-    let mut opening = OpenResult {
-        list: Ok(0),
-        open: None,
+    let mut opening = DeviceOpenResult {
+        device_count_or_errno: Ok(0),
+        open_errno: None,
     };
     let mut context: Option<Context> = None;
     match DeviceList::new(env.symbols) {
-        Err(errno) => opening.list = Err(errno),
+        Err(errno) => opening.device_count_or_errno = Err(errno),
         Ok(list) => {
-            opening.list = Ok(list.devices().count());
+            opening.device_count_or_errno = Ok(list.devices().count());
             if let Some(device) = list.devices().next() {
                 match list.open(&env, device) {
-                    Err(errno) => opening.open = Some(errno),
+                    Err(errno) => opening.open_errno = Some(errno),
                     Ok(opened) => {
                         // Allocating a PD proves that the NIC works.
                         drop(opened.alloc_pd());
-                        opening.open = Some(0);
+                        opening.open_errno = Some(0);
                         context = Some(opened);
                     }
                 }
@@ -399,7 +404,8 @@ pub struct IdleReport {
     /// Resident memory without file-backed and shared pages, in KiB.
     pub resident_kib: u64,
     /// Resident memory before the process opened the device, in KiB.
-    pub before_kib: u64,
+    #[serde(rename = "before_kib")]
+    pub resident_before_open_kib: u64,
 }
 
 /// Plays the role `idle`: connects `arg` pairs within the process, and then sleeps for a second.
@@ -426,7 +432,7 @@ pub(crate) fn play_idle_role(env: &TestEnv, arg: &str) -> anyhow::Result<ExitCod
         cpu_us: cpu_time_us() - cpu,
         wall_us: u64::try_from(begin.elapsed().as_micros())?,
         resident_kib: resident_kib(),
-        before_kib,
+        resident_before_open_kib: before_kib,
     };
     send_json(std::io::stdout(), &idle)?;
     Ok(ExitCode::SUCCESS)

@@ -9,7 +9,7 @@ use crate::objects::{Buf, Pd, Qp};
 use crate::wr::{RemoteAddress, SendWr, Verb};
 
 /// A memory window of `ibv_alloc_mw(3)`, deallocated when dropped.
-pub struct Window {
+pub struct MemoryWindow {
     raw: NonNull<ibv_mw>,
     _pd: Pd,
 }
@@ -28,7 +28,7 @@ pub struct BufferPart<'a> {
 }
 
 impl BufferPart<'_> {
-    fn info(&self) -> ibv_mw_bind_info {
+    fn bind_info(&self) -> ibv_mw_bind_info {
         ibv_mw_bind_info {
             mr: self.buf.mr.raw(),
             addr: self.buf.memory.addr() + self.offset,
@@ -38,7 +38,7 @@ impl BufferPart<'_> {
     }
 }
 
-impl Window {
+impl MemoryWindow {
     /// Calls `ibv_alloc_mw`.
     ///
     /// # Errors
@@ -80,11 +80,11 @@ impl Window {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn bind(&self, qp: &Qp, wr_id: u64, part: &BufferPart<'_>) -> Result<(), i32> {
+    pub fn bind_type_1(&self, qp: &Qp, wr_id: u64, part: &BufferPart<'_>) -> Result<(), i32> {
         let mut bind = ibv_mw_bind {
             wr_id,
             send_flags: IBV_SEND_SIGNALED,
-            bind_info: part.info(),
+            bind_info: part.bind_info(),
         };
         // SAFETY: live objects, as in `try_new`; the call reads the request before it returns.
         let errno = unsafe {
@@ -100,17 +100,17 @@ impl Window {
     /// Returns an `IBV_WR_BIND_MW` work request that gives the window the key `rkey`.
     #[must_use]
     pub fn bind_wr(&self, rkey: u32, part: &BufferPart<'_>) -> SendWr {
-        let mut wr = SendWr::new(Verb::Send, []).opcode(IBV_WR_BIND_MW);
+        let mut wr = SendWr::new(Verb::Send, []).with_opcode(IBV_WR_BIND_MW);
         wr.raw.bind_tso.bind_mw = ibv_send_wr_bind_tso_bind_mw {
             mw: self.raw.as_ptr(),
             rkey,
-            bind_info: part.info(),
+            bind_info: part.bind_info(),
         };
         wr
     }
 }
 
-impl Drop for Window {
+impl Drop for MemoryWindow {
     fn drop(&mut self) {
         // SAFETY: live objects, as in `try_new`; this value is the only handle.
         let errno = unsafe {
@@ -133,14 +133,14 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// Returns an `IBV_WR_LOCAL_INV` work request.
 #[must_use]
 pub fn local_inv(rkey: u32) -> SendWr {
-    let mut wr = SendWr::new(Verb::Send, []).opcode(IBV_WR_LOCAL_INV);
+    let mut wr = SendWr::new(Verb::Send, []).with_opcode(IBV_WR_LOCAL_INV);
     wr.raw.imm.invalidate_rkey = rkey;
     wr
 }
 
 /// Returns an `IBV_WR_SEND_WITH_INV` work request.
 pub fn send_inv(sges: impl IntoIterator<Item = ibv_sge>, rkey: u32) -> SendWr {
-    let mut wr = SendWr::new(Verb::Send, sges).opcode(IBV_WR_SEND_WITH_INV);
+    let mut wr = SendWr::new(Verb::Send, sges).with_opcode(IBV_WR_SEND_WITH_INV);
     wr.raw.imm.invalidate_rkey = rkey;
     wr
 }
@@ -149,7 +149,7 @@ pub fn send_inv(sges: impl IntoIterator<Item = ibv_sge>, rkey: u32) -> SendWr {
 #[must_use]
 pub fn remote_address_in_window(rkey: u32, part: &BufferPart<'_>, offset: u64) -> RemoteAddress {
     RemoteAddress {
-        addr: part.info().addr + offset,
+        addr: part.bind_info().addr + offset,
         rkey,
     }
 }

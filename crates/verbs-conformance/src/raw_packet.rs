@@ -6,10 +6,10 @@ use std::ptr::NonNull;
 
 use verbs_abi::*;
 
-use crate::env::TestEnv;
-use crate::objects::{Buf, Context, Cq, Pd, Qp, QpInit};
+use crate::objects::{Buf, Context, Cq, Pd, Qp, QpInitAttr};
+use crate::test_env::TestEnv;
 use crate::wr::{RecvWr, RefusedPostlist, link_recv, recv};
-use crate::xrc::{errno, ops};
+use crate::xrc::{errno, extended_ops};
 
 /// A raw packet queue pair with its own context. The fields are dropped in the order of declaration.
 pub struct RawPacketQp {
@@ -38,7 +38,7 @@ impl RawPacketQp {
     #[track_caller]
     pub fn create_in_rts_on_context(ctx: &Context) -> Self {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64));
-        let qp = pd.create_qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
+        let qp = pd.create_qp(&mut QpInitAttr::new(IBV_QPT_RAW_PACKET, &cq, &cq));
         let raw = Self {
             flows: Vec::new(),
             qp,
@@ -59,8 +59,8 @@ impl RawPacketQp {
         self.qp
             .modify(&attr, IBV_QP_STATE | IBV_QP_PORT)
             .expect("to INIT");
-        self.qp.to_state(IBV_QPS_RTR);
-        self.qp.to_state(IBV_QPS_RTS);
+        self.qp.move_to_state(IBV_QPS_RTR);
+        self.qp.move_to_state(IBV_QPS_RTS);
     }
 
     /// Creates a flow that steers packets matching `rule` to the queue pair.
@@ -108,20 +108,20 @@ impl FlowAttr {
 
     /// Returns a rule that matches frames to an Ethernet address.
     #[must_use]
-    pub fn to_ethernet_address(env: &TestEnv, mac: [u8; 6]) -> Self {
-        Self::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth_destination_spec(mac))
+    pub fn matching_ethernet_destination(env: &TestEnv, mac: [u8; 6]) -> Self {
+        Self::new(env, IBV_FLOW_ATTR_NORMAL).with_spec(eth_destination_spec(mac))
     }
 
     /// Sets the priority.
     #[must_use]
-    pub fn priority(mut self, priority: u16) -> Self {
+    pub fn with_priority(mut self, priority: u16) -> Self {
         self.attr.priority = priority;
         self
     }
 
     /// Adds a specification.
     #[must_use]
-    pub fn spec<T: Copy>(mut self, spec: T) -> Self {
+    pub fn with_spec<T: Copy>(mut self, spec: T) -> Self {
         self.spec_bytes.extend(bytes_of(&spec));
         self.spec_count += 1;
         self
@@ -160,7 +160,7 @@ impl InstalledFlow {
     /// Returns the errno of the call.
     pub fn new(ctx: &Context, qp: &Qp, rule: &FlowAttr) -> Result<Self, i32> {
         let mut bytes = rule.unaligned_attr_and_specs();
-        let create = ops(ctx).ibv_create_flow.ok_or(libc::EOPNOTSUPP)?;
+        let create = extended_ops(ctx).ibv_create_flow.ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: a live queue pair; the attributes and their specifications begin at the second byte.
         let raw = unsafe { create(qp.raw(), bytes.as_mut_ptr().add(1).cast()) };
         Ok(Self {
@@ -173,7 +173,7 @@ impl InstalledFlow {
 
 impl Drop for InstalledFlow {
     fn drop(&mut self) {
-        let destroy = ops(&self.ctx).ibv_destroy_flow;
+        let destroy = extended_ops(&self.ctx).ibv_destroy_flow;
         // SAFETY: a live flow, destroyed once.
         let errno = unsafe { destroy.expect("it was created")(self.raw.as_ptr()) };
         assert!(
@@ -204,7 +204,7 @@ impl Wq {
         attr.max_sge = 2;
         attr.pd = pd.raw();
         attr.cq = cq.raw();
-        let create = ops(pd.ctx()).create_wq.ok_or(libc::EOPNOTSUPP)?;
+        let create = extended_ops(pd.ctx()).create_wq.ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: live objects, readable attributes.
         let raw = unsafe { create(pd.ctx().raw(), &raw mut attr) };
         Ok(Self {
@@ -217,11 +217,13 @@ impl Wq {
 
     /// Calls `ibv_modify_wq` for a state transition; returns the call's result.
     #[must_use]
-    pub fn to_state(&self, state: ibv_wq_state) -> i32 {
+    pub fn move_to_state(&self, state: ibv_wq_state) -> i32 {
         let mut attr = ibv_wq_attr::zeroed();
         attr.attr_mask = IBV_WQ_ATTR_STATE;
         attr.wq_state = state;
-        let modify = ops(self.pd.ctx()).modify_wq.expect("it was created");
+        let modify = extended_ops(self.pd.ctx())
+            .modify_wq
+            .expect("it was created");
         // SAFETY: a live work queue, readable attributes.
         unsafe { modify(self.raw.as_ptr(), &raw mut attr) }
     }
@@ -266,7 +268,9 @@ impl Wq {
     /// Calls `ibv_destroy_wq` although the work queue may be in use; returns the call's result.
     #[must_use]
     pub fn try_destroy(&mut self) -> i32 {
-        let destroy = ops(self.pd.ctx()).destroy_wq.expect("it was created");
+        let destroy = extended_ops(self.pd.ctx())
+            .destroy_wq
+            .expect("it was created");
         // SAFETY: a live work queue.
         let errno = unsafe { destroy(self.raw.as_ptr()) };
         self.is_destroyed = errno == 0;
@@ -312,7 +316,7 @@ impl IndTable {
             ind_tbl: table.as_mut_ptr(),
             comp_mask: 0,
         };
-        let create = ops(pd.ctx()).create_rwq_ind_table;
+        let create = extended_ops(pd.ctx()).create_rwq_ind_table;
         // SAFETY: a live context; the table has as many live work queues as `log_size` says.
         let raw = unsafe { create.ok_or(libc::EOPNOTSUPP)?(pd.ctx().raw(), &raw mut attr) };
         Ok(Self {
@@ -327,7 +331,7 @@ impl IndTable {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn try_rss_qp(&self, key: &mut [u8], fields: u64, cq: &Cq) -> Result<Qp, i32> {
+    pub fn try_create_rss_qp(&self, key: &mut [u8], fields: u64, cq: &Cq) -> Result<Qp, i32> {
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.qp_type = IBV_QPT_RAW_PACKET;
         attr.comp_mask =
@@ -340,7 +344,9 @@ impl IndTable {
             rx_hash_key: key.as_mut_ptr(),
             rx_hash_fields_mask: fields,
         };
-        let create = ops(self.pd.ctx()).create_qp_ex.ok_or(libc::EOPNOTSUPP)?;
+        let create = extended_ops(self.pd.ctx())
+            .create_qp_ex
+            .ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: live objects, readable attributes.
         let raw = unsafe { create(self.pd.ctx().raw(), &raw mut attr) };
         Qp::adopt(raw, &self.pd, cq)
@@ -349,7 +355,7 @@ impl IndTable {
     /// Calls `ibv_destroy_rwq_ind_table` although the table may be in use; returns the call's result.
     #[must_use]
     pub fn try_destroy(&mut self) -> i32 {
-        let destroy = ops(self.pd.ctx()).destroy_rwq_ind_table;
+        let destroy = extended_ops(self.pd.ctx()).destroy_rwq_ind_table;
         // SAFETY: a live table.
         let errno = unsafe { destroy.expect("it was created")(self.raw.as_ptr()) };
         self.is_destroyed = errno == 0;
@@ -373,14 +379,14 @@ impl Drop for IndTable {
 ///
 /// # Errors
 /// Returns the errno of the call.
-pub fn try_flow_tag_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
+pub fn try_create_flow_tag_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
     let mut attr = ibv_cq_init_attr_ex::zeroed();
     attr.cqe = cqe;
     attr.wc_flags = IBV_WC_EX_WITH_FLOW_TAG;
     Cq::try_create_extended(ctx, &mut attr)
 }
 
-/// Polls a [`try_flow_tag_cq`], and returns the flow tag of the next completion; `None` if the queue is empty.
+/// Polls a [`try_create_flow_tag_cq`], and returns the flow tag of the next completion; `None` if the queue is empty.
 #[must_use]
 pub fn poll_one_and_read_flow_tag(cq: &Cq) -> Option<u32> {
     let raw: *mut ibv_cq_ex = cq.raw().cast();

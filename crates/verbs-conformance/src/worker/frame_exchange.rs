@@ -4,11 +4,11 @@ use std::process;
 
 use verbs_abi::*;
 
-use super::message::{numbered_message, verified_message_number};
-use crate::env::{NicCapability, TestEnv};
+use super::numbered_message::{numbered_message, verified_message_number};
 use crate::objects::{Buf, Context};
-use crate::raw::{FlowAttr, InstalledFlow, RawPacketQp};
+use crate::raw_packet::{FlowAttr, InstalledFlow, RawPacketQp};
 use crate::rng::Rng;
+use crate::test_env::{NicCapability, TestEnv};
 use crate::wr::{Verb, send};
 
 /// Maximum number of outstanding frames, and number of posted receives.
@@ -27,12 +27,12 @@ pub(super) type Mac = [u8; 6];
 pub(super) struct FrameExchange {
     /// A flow that is created and destroyed at random, and matches no frame.
     temporary_unmatched_flow: Option<InstalledFlow>,
-    outgoing: Buf,
-    incoming: Buf,
-    raw: RawPacketQp,
+    outgoing_buf: Buf,
+    incoming_buf: Buf,
+    raw_qp: RawPacketQp,
     env: TestEnv,
     own_mac: Mac,
-    outstanding_sends: u64,
+    outstanding_send_count: u64,
     next_sent_number: u64,
     last_received_number: Option<u64>,
 }
@@ -41,13 +41,13 @@ impl FrameExchange {
     /// Creates a side that receives frames for an address of this process; `None` if the port supports no raw
     /// packets.
     pub(super) fn new(env: &TestEnv, ctx: &Context) -> Option<Self> {
-        if !env.has(NicCapability::RawPackets) {
+        if !env.expects_capability(NicCapability::RawPackets) {
             return None;
         }
         let [a, b, c, d] = process::id().to_be_bytes();
         let own = [2, a, b, c, d, 1];
         let mut raw = RawPacketQp::create_in_rts_on_context(ctx);
-        raw.add_flow(&FlowAttr::to_ethernet_address(env, own));
+        raw.add_flow(&FlowAttr::matching_ethernet_destination(env, own));
         let room = usize::try_from(MAX_OUTSTANDING_FRAMES).expect("small") * FRAME_BUFFER_BYTES;
         let (outgoing, incoming) = (raw.pd.alloc_buf(room), raw.pd.alloc_buf(room));
         for i in 0..MAX_OUTSTANDING_FRAMES {
@@ -58,19 +58,19 @@ impl FrameExchange {
         }
         Some(Self {
             temporary_unmatched_flow: None,
-            outgoing,
-            incoming,
-            raw,
+            outgoing_buf: outgoing,
+            incoming_buf: incoming,
+            raw_qp: raw,
             env: env.clone(),
             own_mac: own,
-            outstanding_sends: 0,
+            outstanding_send_count: 0,
             next_sent_number: 0,
             last_received_number: None,
         })
     }
 
     /// Returns the address to which the peer sends frames.
-    pub(super) fn address(&self) -> Mac {
+    pub(super) fn receive_mac(&self) -> Mac {
         self.own_mac
     }
 
@@ -82,15 +82,15 @@ impl FrameExchange {
                 Some(_) => None,
                 None => {
                     let nobody = [2, 0, 0, 0, 0, u8::try_from(rng.below(256)).expect("a byte")];
-                    let rule = FlowAttr::to_ethernet_address(&self.env, nobody);
+                    let rule = FlowAttr::matching_ethernet_destination(&self.env, nobody);
                     Some(
-                        InstalledFlow::new(&self.raw.ctx, &self.raw.qp, &rule)
+                        InstalledFlow::new(&self.raw_qp.ctx, &self.raw_qp.qp, &rule)
                             .expect("ibv_create_flow"),
                     )
                 }
             };
         }
-        if self.outstanding_sends == MAX_OUTSTANDING_FRAMES {
+        if self.outstanding_send_count == MAX_OUTSTANDING_FRAMES {
             return;
         }
         let number = self.next_sent_number;
@@ -101,27 +101,30 @@ impl FrameExchange {
         frame.extend(EXPERIMENTAL_ETHERTYPE);
         frame.extend(numbered_message(number, payload));
         let at = usize::try_from(slot).expect("small") * FRAME_BUFFER_BYTES;
-        self.outgoing.memory.write(at, &frame);
-        let sge = self.outgoing.sge(at as u64, frame.len());
-        self.raw.qp.post(send([sge]).id(number));
+        self.outgoing_buf.memory.write(at, &frame);
+        let sge = self.outgoing_buf.sge(at as u64, frame.len());
+        self.raw_qp.qp.post(send([sge]).with_id(number));
         self.next_sent_number += 1;
-        self.outstanding_sends += 1;
+        self.outstanding_send_count += 1;
     }
 
     /// Polls completions, and returns the number of received frames, which are verified. Frames that found no
     /// receive WR are lost.
     pub(super) fn poll_received_frames(&mut self) -> u64 {
         let mut received = 0;
-        for wc in self.raw.cq.poll(16) {
+        for wc in self.raw_qp.cq.poll(16) {
             if wc.raw().opcode & IBV_WC_RECV == 0 {
-                wc.expect_sent(self.next_sent_number - self.outstanding_sends, Verb::Send);
-                self.outstanding_sends -= 1;
+                wc.expect_sent(
+                    self.next_sent_number - self.outstanding_send_count,
+                    Verb::Send,
+                );
+                self.outstanding_send_count -= 1;
                 continue;
             }
             let len = wc.raw().byte_len as usize;
             wc.expect_received(wc.id(), len);
             let at = usize::try_from(wc.id()).expect("small") * FRAME_BUFFER_BYTES;
-            let frame = self.incoming.memory.read(at, len);
+            let frame = self.incoming_buf.memory.read(at, len);
             assert_eq!(frame[..6], self.own_mac, "another's frame");
             let number = verified_message_number(&frame[ETHERNET_HEADER_BYTES..]);
             assert!(
@@ -130,8 +133,8 @@ impl FrameExchange {
                 self.last_received_number
             );
             self.last_received_number = Some(number);
-            let sge = self.incoming.sge(at as u64, FRAME_BUFFER_BYTES);
-            self.raw.qp.post_recv(wc.id(), [sge]);
+            let sge = self.incoming_buf.sge(at as u64, FRAME_BUFFER_BYTES);
+            self.raw_qp.qp.post_recv(wc.id(), [sge]);
             received += 1;
         }
         received

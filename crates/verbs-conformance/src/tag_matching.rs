@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::objects::{Context, Cq, Pd, Srq};
-use crate::xrc::ops;
+use crate::xrc::extended_ops;
 
 /// Operation of a tag matching header (`enum ibv_tmh_op` of `infiniband/tm_types.h`): message without a tag.
 pub const TMH_OP_NO_TAG: u8 = 0;
@@ -53,7 +53,7 @@ impl TagSrq {
             max_ops: 16,
         };
         let ctx = pd.ctx().clone();
-        let create = ops(&ctx).create_srq_ex.ok_or(libc::EOPNOTSUPP)?;
+        let create = extended_ops(&ctx).create_srq_ex.ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: live objects, readable attributes.
         let raw = unsafe { create(ctx.raw(), &raw mut attr) };
         Ok(Self {
@@ -68,7 +68,7 @@ impl TagSrq {
     /// # Errors
     /// Returns the errno of the call, after checking that `bad_wr` points at the work request.
     pub fn post_tag_operation(&self, mut wr: ibv_ops_wr) -> Result<u32, i32> {
-        post_ops(&self.ctx, &self.srq, &mut wr).map(|()| wr.tm.handle)
+        post_srq_ops(&self.ctx, &self.srq, &mut wr).map(|()| wr.tm.handle)
     }
 
     /// Adds a receive for messages whose tag equals `tag` in the bits of `mask`. The operation and its
@@ -76,7 +76,12 @@ impl TagSrq {
     ///
     /// # Errors
     /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
-    pub fn add(&self, wr_id: u64, (tag, mask): (u64, u64), sges: &[ibv_sge]) -> Result<u32, i32> {
+    pub fn post_tag_add(
+        &self,
+        wr_id: u64,
+        (tag, mask): (u64, u64),
+        sges: &[ibv_sge],
+    ) -> Result<u32, i32> {
         let mut wr = signaled_tag_operation_wr(IBV_WR_TAG_ADD, wr_id);
         wr.tm.add = ibv_ops_wr_tm_add {
             recv_wr_id: wr_id,
@@ -114,8 +119,8 @@ impl TagSrq {
 ///
 /// # Errors
 /// Returns the errno of the call, after checking that `bad_wr` points at the work request.
-pub fn post_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32> {
-    let post = ops(ctx).post_srq_ops.ok_or(libc::EOPNOTSUPP)?;
+pub fn post_srq_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32> {
+    let post = extended_ops(ctx).post_srq_ops.ok_or(libc::EOPNOTSUPP)?;
     let mut bad = std::ptr::null_mut();
     // SAFETY: a live queue, and a list with one element.
     let errno = unsafe { post(srq.raw(), wr, &raw mut bad) };
