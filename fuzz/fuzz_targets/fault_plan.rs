@@ -1,4 +1,4 @@
 //! A fault plan, as a line or as TOML, and occurrences for it.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faults::fuzz::fault_plan(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| faults::fuzz::parse_and_run_fault_plan(bytes));

@@ -2,6 +2,6 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    rdmacm::fuzz::messages(bytes);
+    rdmacm::fuzz::fuzz_messages(bytes);
     rsocket::fuzz_messages(bytes);
 });

@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
     });
     let tables = ProviderTables {
         symbols: softnic::symbols(),
-        later: softnic::later_symbols(),
+        later_symbols: softnic::later_symbols(),
     };
     misuse::run(tables, bytes);
 });

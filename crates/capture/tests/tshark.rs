@@ -275,7 +275,7 @@ fn short_messages() -> [CmMessage; 7] {
         CmMessage::Rej(Rej {
             local_comm_id,
             remote_comm_id,
-            rejected: ReferredMessage::Rep,
+            rejected_message: ReferredMessage::Rep,
             reason: reason::CONSUMER_DEFINED,
             additional_info: BoundedData::new(&[1; 9]).expect("it fits"),
             private_data: BoundedData::default(),

@@ -93,7 +93,7 @@ pub(crate) enum CommandError {
 impl From<Refusal> for CommandError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Full => Self::StoreFull(refusal),
+            Refusal::StoreFull => Self::StoreFull(refusal),
             other => Self::StoreRefused(other),
         }
     }

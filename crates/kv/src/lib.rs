@@ -40,7 +40,7 @@ pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig};
 pub use record_cache::RecordCache;
 pub use report::ServerStats;
 pub use rpc::herd::RegionScan;
-pub use server::{KvService, ServerRuntime};
+pub use server::{KvService, ServerEnvironment};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };

@@ -66,11 +66,14 @@ pub struct ServerOffer {
     /// Number of partitions, each with a worker: a client connects to all of them.
     pub partitions: usize,
     /// The seed of key hashes.
-    pub seed: u64,
+    #[serde(rename = "seed")]
+    pub hash_seed: u64,
     /// The longest message that the server sends, in bytes.
-    pub max_answer: usize,
+    #[serde(rename = "max_answer")]
+    pub max_answer_bytes: usize,
     /// The layout of request slots.
-    pub layout: rpc::herd::RequestRegionLayout,
+    #[serde(rename = "layout")]
+    pub request_region_layout: rpc::herd::RequestRegionLayout,
 }
 
 /// The client's message.
@@ -79,15 +82,18 @@ pub struct Hello {
     /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The session's name: a random number that stays the same when the client reconnects.
-    pub session: u64,
+    #[serde(rename = "session")]
+    pub session_id: u64,
     /// Largest number of outstanding requests.
     pub window: usize,
     /// The longest message that the client can receive, in bytes.
-    pub answer: usize,
+    #[serde(rename = "answer")]
+    pub max_answer_bytes: usize,
     /// The client's queue pairs for each partition.
     pub lanes: Vec<LaneHello>,
     /// The RC queue pair by which the client accesses memory, if the design has one.
-    pub rc: Option<QpEndpoint>,
+    #[serde(rename = "rc")]
+    pub memory_access_qp: Option<QpEndpoint>,
 }
 
 /// A client's queue pairs for one partition.
@@ -113,9 +119,11 @@ pub struct Accepted {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemotelyAccessibleMemory {
     /// The server's RC queue pair for this client.
-    pub endpoint: QpEndpoint,
+    #[serde(rename = "endpoint")]
+    pub server_rc_qp: QpEndpoint,
     /// The layout of the memory.
-    pub memory: RemoteLayout,
+    #[serde(rename = "memory")]
+    pub memory_layout: RemoteLayout,
 }
 
 /// The layout of the partitions' memory.
@@ -144,11 +152,13 @@ pub enum RemoteLayout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordWriteParameters {
     /// The client's owner number in lock words.
-    pub owner: u32,
+    #[serde(rename = "owner")]
+    pub lock_owner: u32,
     /// Milliseconds that the client may hold a lock while others wait for it.
     pub lease_ms: u16,
     /// The memory of the client's redo entries. The client writes a change there before it changes the record.
-    pub redo: RemoteMemory,
+    #[serde(rename = "redo")]
+    pub redo_entries: RemoteMemory,
 }
 
 /// A partition's index and log.
@@ -164,9 +174,12 @@ pub struct RemoteIndexAndLog {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneAccepted {
     /// The server's UC queue pair for this client.
-    pub endpoint: QpEndpoint,
+    #[serde(rename = "endpoint")]
+    pub server_uc_qp: QpEndpoint,
     /// This client's request slots.
-    pub slots: RemoteMemory,
+    #[serde(rename = "slots")]
+    pub request_slots: RemoteMemory,
     /// The layout of the request slots.
-    pub layout: rpc::herd::RequestRegionLayout,
+    #[serde(rename = "layout")]
+    pub request_region_layout: rpc::herd::RequestRegionLayout,
 }

@@ -10,15 +10,18 @@ pub struct ServerStats {
     /// GETs that workers executed.
     pub gets: u64,
     /// GETs that found their key.
-    pub hits: u64,
+    #[serde(rename = "hits")]
+    pub get_hits: u64,
     /// Changes that were executed, including those that were refused for a reason that the answer names.
     pub changes: u64,
     /// Changes that arrived again and were not executed a second time.
-    pub repeated: u64,
+    #[serde(rename = "repeated")]
+    pub repeated_changes: u64,
     /// Malformed requests, and requests that the design does not serve.
     pub bad_requests: u64,
     /// Messages that carried answers.
-    pub answers: u64,
+    #[serde(rename = "answers")]
+    pub answer_messages: u64,
     /// Doorbells for answers.
     pub doorbells: u64,
     /// Number of clients that are connected.
@@ -31,7 +34,8 @@ pub struct ServerStats {
     pub recovered_locks: u64,
     /// Clients whose access was revoked because they held a lock for too long.
     #[serde(default)]
-    pub expelled: u64,
+    #[serde(rename = "expelled")]
+    pub expelled_clients: u64,
     /// Contents and counters of the store.
     pub store: PartitionStats,
 }

@@ -24,14 +24,14 @@ mod atomics;
 mod design;
 mod herd;
 mod reads;
-mod table;
+mod record_table;
 mod worker;
 
 use self::herd::HerdServerDesign;
 use atomics::ClientLockableRecordsDesign;
 use design::{ConnectingClient, ServerDesign};
 use reads::{ClientReadableLogDesign, ClientReadableRecordsDesign};
-use table::RecordTables;
+use record_table::RecordTables;
 use worker::{Command, PendingConnection, UnstartedWorker, WorkerShared};
 
 /// The key-value service that a [`Server`](crate::Server) runs.
@@ -44,7 +44,7 @@ pub struct KvService {
     unused_send_cq: CompletionQueue,
     store: Arc<Store>,
     design: Box<dyn ServerDesign>,
-    layout: RequestRegionLayout,
+    request_region_layout: RequestRegionLayout,
     max_answer_bytes: usize,
     workers: Vec<Arc<WorkerShared>>,
     free_client_slots: FreeSlots,
@@ -52,7 +52,7 @@ pub struct KvService {
 
 /// The server's dependence on its surroundings: clock, seed, threads and simulated cost.
 #[derive(Debug, Clone, Copy)]
-pub struct ServerRuntime {
+pub struct ServerEnvironment {
     /// The clock in milliseconds, by which items expire.
     clock_ms: fn() -> u64,
     /// The seed of key hashes.
@@ -63,7 +63,7 @@ pub struct ServerRuntime {
     may_start_threads: bool,
 }
 
-impl Default for ServerRuntime {
+impl Default for ServerEnvironment {
     fn default() -> Self {
         Self {
             clock_ms: store::unix_ms,
@@ -74,7 +74,7 @@ impl Default for ServerRuntime {
     }
 }
 
-impl ServerRuntime {
+impl ServerEnvironment {
     /// A runtime of simulated cores in virtual time, in which nothing expires. Hashes are seeded with `seed`, so
     /// that every run is the same. `cost` is the time that a core needs for a request, besides its verbs.
     pub fn simulated(seed: u64, cost: Duration) -> Self {
@@ -91,12 +91,15 @@ impl ServerRuntime {
 #[derive(Debug)]
 pub struct Session {
     kv: Arc<KvService>,
-    slot: Arc<ClientSlot>,
+    client_slot: Arc<ClientSlot>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let Self { kv, slot } = self;
+        let Self {
+            kv,
+            client_slot: slot,
+        } = self;
         kv.design.close_memory(slot.index());
         for worker in &kv.workers {
             worker.mailbox.send(Command::RemoveClient(Arc::clone(slot)));
@@ -107,7 +110,7 @@ impl Drop for Session {
 impl Service for KvService {
     type Protocol = RendezvousProtocol;
     type Config = ServerConfig;
-    type Environment = ServerRuntime;
+    type Environment = ServerEnvironment;
     type Worker = UnstartedWorker;
     type WorkerError = RpcError;
     type Session = Session;
@@ -116,14 +119,14 @@ impl Service for KvService {
     fn new(
         context: &Context,
         config: ServerConfig,
-        runtime: ServerRuntime,
+        runtime: ServerEnvironment,
     ) -> Result<(Arc<Self>, Vec<UnstartedWorker>), ServerError> {
         let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
         let (store, design) = create_store_and_design(&config, (&pd, port), &runtime)?;
-        let layout = request_layout(&config);
-        let ud = answer_port_config(&config, port, mtu);
+        let layout = request_region_layout(&config);
+        let ud = ud_port_config_for_answers(&config, port, mtu);
         let doorbells = BatchPolicy {
             max_batch: config.batch,
             answer_qps: config.ud_qps_per_worker,
@@ -151,7 +154,7 @@ impl Service for KvService {
             pd,
             store,
             design,
-            layout,
+            request_region_layout: layout,
             max_answer_bytes: mtu,
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
             free_client_slots: FreeSlots::new(config.max_clients),
@@ -171,18 +174,19 @@ impl Service for KvService {
             design: self.config.design,
             max_window: self.config.max_window,
             partitions: self.workers.len(),
-            seed: self.store.hash_seed(),
-            max_answer: self.max_answer_bytes,
-            layout: self.layout,
+            hash_seed: self.store.hash_seed(),
+            max_answer_bytes: self.max_answer_bytes,
+            request_region_layout: self.request_region_layout,
         }
     }
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), ClientRefusal> {
-        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer_bytes {
+        if hello.lanes.len() != self.workers.len() || hello.max_answer_bytes > self.max_answer_bytes
+        {
             return Err(ClientRefusal::permanent(format!(
                 "queue pairs for {} partitions and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
-                hello.answer,
+                hello.max_answer_bytes,
                 self.workers.len(),
                 self.max_answer_bytes
             )));
@@ -193,13 +197,13 @@ impl Service for KvService {
         })?;
         let session = Session {
             kv: Arc::clone(self),
-            slot: Arc::new(slot),
+            client_slot: Arc::new(slot),
         };
         let accepted = Accepted {
-            lanes: self.connect_lanes(hello, &session.slot)?,
+            lanes: self.connect_lanes(hello, &session.client_slot)?,
             memory: self.design.open_memory(&ConnectingClient {
                 hello,
-                index: session.slot.index(),
+                index: session.client_slot.index(),
                 pd: &self.pd,
                 cq: &self.unused_send_cq,
                 port: self.port,
@@ -209,7 +213,7 @@ impl Service for KvService {
     }
 
     fn run_worker(&self, _index: usize, worker: UnstartedWorker) -> Result<(), RpcError> {
-        self.design.run(worker)
+        self.design.run_worker(worker)
     }
 
     fn stats(&self, clients: ClientsConnected) -> ServerStats {
@@ -218,18 +222,18 @@ impl Service for KvService {
             connected_clients: clients.now,
             clients_total: clients.ever,
             recovered_locks: design.recovered_locks,
-            expelled: design.expelled_clients,
+            expelled_clients: design.expelled_clients,
             store: design.store,
             ..ServerStats::default()
         };
         for worker in &self.workers {
             let counts = worker.mailbox.worker_counts();
             stats.gets += counts.gets;
-            stats.hits += counts.get_hits;
+            stats.get_hits += counts.get_hits;
             stats.changes += counts.changes;
-            stats.repeated += counts.repeated_changes;
+            stats.repeated_changes += counts.repeated_changes;
             stats.bad_requests += counts.bad_requests;
-            stats.answers += counts.rpc.answered_requests;
+            stats.answer_messages += counts.rpc.answered_requests;
             stats.doorbells += counts.rpc.doorbells;
         }
         stats
@@ -270,7 +274,7 @@ impl KvService {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = RequestRegionLayout {
             slots_per_client: window,
-            ..self.layout
+            ..self.request_region_layout
         };
         let mut lanes = Vec::new();
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
@@ -282,15 +286,19 @@ impl KvService {
                 qp,
                 client_destination: to,
             } = connected.map_err(ClientRefusal::temporary)?;
-            let slots = herd_rpc::client_region(&worker.request_region, &self.layout, slot.index());
+            let slots = herd_rpc::client_region(
+                &worker.request_region,
+                &self.request_region_layout,
+                slot.index(),
+            );
             let slots =
                 slots.ok_or_else(|| ClientRefusal::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {
                 Command::AddClient(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
-                    session_id: hello.session,
+                    session_id: hello.session_id,
                     window,
-                    max_answer_bytes: hello.answer,
+                    max_answer_bytes: hello.max_answer_bytes,
                     request_qp: qp,
                     answer_destination: to,
                     setup_result_sender: done,
@@ -298,9 +306,9 @@ impl KvService {
             });
             added.map_err(ClientRefusal::temporary)?;
             lanes.push(LaneAccepted {
-                endpoint,
-                slots,
-                layout,
+                server_uc_qp: endpoint,
+                request_slots: slots,
+                request_region_layout: layout,
             });
         }
         Ok(lanes)
@@ -311,7 +319,7 @@ impl KvService {
 fn create_store_and_design(
     config: &ServerConfig,
     (pd, port): (&ProtectionDomain, PortAndGidIndex),
-    runtime: &ServerRuntime,
+    runtime: &ServerEnvironment,
 ) -> Result<(Arc<Store>, Box<dyn ServerDesign>), ServerError> {
     let seed = runtime.hash_seed;
     let tables = |shape: RecordLayout, writes| {
@@ -349,7 +357,7 @@ fn create_store_and_design(
             (
                 store()?,
                 Box::new(ClientReadableRecordsDesign {
-                    tables,
+                    record_tables: tables,
                     lock_recovery,
                 }),
             )
@@ -358,8 +366,8 @@ fn create_store_and_design(
             let tables = tables(shape, true)?;
             let design = ClientLockableRecordsDesign {
                 lock_recovery: lock_recovery(tables.tables_by_partition().to_vec()),
-                tables,
-                lease_ms: config.lock_lease_ms,
+                record_tables: tables,
+                lock_lease_ms: config.lock_lease_ms,
             };
             (store()?, Box::new(design))
         }
@@ -367,7 +375,7 @@ fn create_store_and_design(
 }
 
 /// Returns the layout of request slots: a PUT of the expected length and the slot's own word fill whole cache lines.
-fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
+fn request_region_layout(config: &ServerConfig) -> RequestRegionLayout {
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
     let request =
         wire::REQUEST_HEADER_BYTES + config.expected_key_bytes + config.expected_value_bytes;
@@ -379,7 +387,7 @@ fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
 }
 
 /// Returns the UD configuration for answers.
-fn answer_port_config(
+fn ud_port_config_for_answers(
     config: &ServerConfig,
     port: PortAndGidIndex,
     mtu: usize,

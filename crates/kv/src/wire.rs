@@ -38,7 +38,7 @@ pub(crate) const REQUEST_PART_HEADER_BYTES: usize = 16;
 const OPCODE_GET: u8 = 1;
 const OPCODE_PUT: u8 = 2;
 const OPCODE_DELETE: u8 = 3;
-const OPCODE_PART: u8 = 4;
+const OPCODE_REQUEST_PART: u8 = 4;
 const OPCODE_LOCATE: u8 = 5;
 const OPCODE_CLAIM: u8 = 6;
 const OPCODE_RELEASE: u8 = 7;
@@ -73,7 +73,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    fn of(byte: u8) -> Option<Self> {
+    fn from_byte(byte: u8) -> Option<Self> {
         [
             Self::Ok,
             Self::NotFound,
@@ -235,9 +235,9 @@ pub(crate) enum Request<'a> {
 
 /// Returns the key of a complete request, for prefetching.
 #[inline]
-pub(crate) fn key_of(bytes: &[u8]) -> Option<&[u8]> {
+pub(crate) fn key_of_request(bytes: &[u8]) -> Option<&[u8]> {
     let (&op, &key) = (bytes.first()?, bytes.get(1)?);
-    if op == OPCODE_PART {
+    if op == OPCODE_REQUEST_PART {
         return None;
     }
     let extra =
@@ -246,9 +246,9 @@ pub(crate) fn key_of(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 /// Splits bytes off the front of a slice.
-struct Reader<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     #[inline]
     fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (front, rest) = self.0.split_at_checked(n)?;
@@ -257,26 +257,26 @@ impl<'a> Reader<'a> {
     }
 
     #[inline]
-    fn u32(&mut self) -> Option<u32> {
+    fn take_u32(&mut self) -> Option<u32> {
         Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
     }
 
     #[inline]
-    fn u64(&mut self) -> Option<u64> {
+    fn take_u64(&mut self) -> Option<u64> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
 }
 
 /// Decodes a request from untrusted bytes.
 #[inline]
-pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
-    let mut r = Reader(bytes);
+pub(crate) fn decode_request(bytes: &[u8]) -> Option<Request<'_>> {
+    let mut r = ByteReader(bytes);
     let head = r.take(4)?;
     let (op, key) = (head[0], usize::from(head[1]));
     let value = usize::from(u16::from_le_bytes([head[2], head[3]]));
-    let seq = r.u32()?;
-    if op == OPCODE_PART {
-        let (offset, total) = (r.u32()? as usize, r.u32()? as usize);
+    let seq = r.take_u32()?;
+    if op == OPCODE_REQUEST_PART {
+        let (offset, total) = (r.take_u32()? as usize, r.take_u32()? as usize);
         let bytes = r.take(value)?;
         return r.0.is_empty().then_some(Request::Part {
             offset,
@@ -285,11 +285,15 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
         });
     }
     let compare = if op & FLAG_IF_VERSION != 0 {
-        Some(r.u64()?)
+        Some(r.take_u64()?)
     } else {
         None
     };
-    let ttl_ms = if op & FLAG_EXPIRES != 0 { r.u64()? } else { 0 };
+    let ttl_ms = if op & FLAG_EXPIRES != 0 {
+        r.take_u64()?
+    } else {
+        0
+    };
     let key = r.take(key)?;
     let value = r.take(value)?;
     let op = match (op & 0x0f, op & 0xf0) {
@@ -334,7 +338,7 @@ pub(crate) fn part_header(
     bytes: usize,
 ) -> [u8; REQUEST_PART_HEADER_BYTES] {
     let mut header = [0; REQUEST_PART_HEADER_BYTES];
-    header[0] = OPCODE_PART;
+    header[0] = OPCODE_REQUEST_PART;
     #[expect(
         clippy::cast_possible_truncation,
         reason = "requests are below 128 KiB, slots below 64"
@@ -366,11 +370,11 @@ pub(crate) struct DecodedAnswer<'a> {
 /// Decodes an answer from untrusted bytes.
 #[inline]
 pub(crate) fn decode_answer(bytes: &[u8]) -> Option<DecodedAnswer<'_>> {
-    let mut r = Reader(bytes);
-    let word = r.u64()?;
-    let status = Status::of(word.to_le_bytes()[0])?;
+    let mut r = ByteReader(bytes);
+    let word = r.take_u64()?;
+    let status = Status::from_byte(word.to_le_bytes()[0])?;
     let chunk = if word & FLAG_ANSWER_CHUNK != 0 {
-        Some((r.u32()? as usize, r.u32()? as usize))
+        Some((r.take_u32()? as usize, r.take_u32()? as usize))
     } else {
         None
     };
@@ -410,18 +414,18 @@ mod tests {
             let put = Op::Put { key: &key, value: &value, condition, ttl_ms };
             for op in [Op::Get { key: &key }, put, Op::Delete { key: &key, version }] {
                 op.encode(seq, &mut bytes);
-                prop_assert_eq!(decode(&bytes), Some(Request::Whole { op, seq }));
-                prop_assert_eq!(key_of(&bytes), Some(&key[..]));
+                prop_assert_eq!(decode_request(&bytes), Some(Request::Whole { op, seq }));
+                prop_assert_eq!(key_of_request(&bytes), Some(&key[..]));
                 // With a byte more or less, the bytes are not a request.
-                prop_assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
+                prop_assert_eq!(decode_request(&bytes[..bytes.len() - 1]), None);
                 bytes.push(0);
-                prop_assert_eq!(decode(&bytes), None);
+                prop_assert_eq!(decode_request(&bytes), None);
             }
         }
 
         #[test]
         fn any_bytes_are_a_request_or_not(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            let _ = (decode(&bytes), key_of(&bytes), decode_answer(&bytes));
+            let _ = (decode_request(&bytes), key_of_request(&bytes), decode_answer(&bytes));
         }
     }
 
@@ -434,9 +438,9 @@ mod tests {
             RecordRequest::Release(77),
         ] {
             request.encode(&mut bytes);
-            assert_eq!(decode(&bytes), Some(Request::Record(request)));
+            assert_eq!(decode_request(&bytes), Some(Request::Record(request)));
             bytes.push(0);
-            assert_eq!(decode(&bytes), None);
+            assert_eq!(decode_request(&bytes), None);
         }
     }
 
@@ -449,7 +453,7 @@ mod tests {
             total: 70_000,
             bytes: b"bytes",
         };
-        assert_eq!(decode(&part), Some(decoded));
+        assert_eq!(decode_request(&part), Some(decoded));
         let mut answer = first_answer_word(Status::ConditionNotMet, 77)
             .to_le_bytes()
             .to_vec();

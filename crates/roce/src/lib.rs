@@ -14,7 +14,6 @@
 //! - [`dcqcn`]: congestion notifications, and the rate limit of senders that receive them.
 #![forbid(unsafe_code)]
 
-mod assembly;
 pub mod cm;
 pub mod counts;
 pub mod dcqcn;
@@ -26,6 +25,7 @@ pub mod mad;
 pub mod mad_delivery;
 pub mod opcode;
 pub mod packet;
+mod partial_message;
 pub mod psn;
 pub mod rc;
 pub mod request;

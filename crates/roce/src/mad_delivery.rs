@@ -134,7 +134,7 @@ mod tests {
             CmMessage::Rej(Rej {
                 local_comm_id: 5,
                 remote_comm_id,
-                rejected: ReferredMessage::LapOrUnspecified,
+                rejected_message: ReferredMessage::LapOrUnspecified,
                 reason: reason::TIMEOUT,
                 additional_info: BoundedData::default(),
                 private_data: BoundedData::default(),

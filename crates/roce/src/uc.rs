@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use crate::assembly::{self, PartialMessage};
 use crate::counts::StateMachineCounters;
 use crate::opcode::{LastPacketField, PacketOperation, Transport};
 use crate::packet::{Packet, emit_with_payload_writer};
+use crate::partial_message::{self, PartialMessage};
 use crate::psn::Psn;
 use crate::request::{LocalMemory, Request, RequestFailure, RequestOperation};
 use crate::responder_target::{Refusal, ResponderTarget};
@@ -196,14 +196,14 @@ impl Receiver {
         packet: &Packet<'_>,
         target: &mut impl ResponderTarget,
     ) -> Result<Option<PartialMessage>, Refusal> {
-        let Some(message) = assembly::check_opcode_sequence(message, packet)? else {
+        let Some(message) = partial_message::check_opcode_sequence(message, packet)? else {
             return Ok(None);
         };
-        if assembly::consumes_receive_work_request(packet) && !target.try_begin_receive() {
+        if partial_message::consumes_receive_work_request(packet) && !target.try_begin_receive() {
             return Err(Refusal::NotReady);
         }
-        assembly::check_length(Some(message), packet, self.mtu_bytes)?;
-        assembly::check_rkey_and_range(packet, target)?;
+        partial_message::check_length(Some(message), packet, self.mtu_bytes)?;
+        partial_message::check_rkey_and_range(packet, target)?;
         let message = message.write_payload(packet, target)?;
         if !packet.bth.position.is_last() {
             return Ok(Some(message));

@@ -112,7 +112,7 @@ fn this_thread_number() -> usize {
 /// Returns the same number for every thread: on other architectures the lock is never biased.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-fn this_thread() -> usize {
+fn this_thread_number() -> usize {
     MAX_BIAS_PERIODS
 }
 

@@ -9,9 +9,9 @@ pub(crate) use simnic::{
 
 #[cfg(not(feature = "simnic"))]
 pub(crate) use never::{
-    idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain, spend_core_time,
-    spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
-    spend_shared_atomic_add, wait_until_channel_readable,
+    is_simulated, now, now_ns, poll_cqs_while_empty, spend_core_time, spend_empty_memory_polls,
+    spend_random_accesses, spend_server_request_work, spend_shared_atomic_add,
+    suspend_while_polling_cq, suspend_while_polling_memory, wait_until_channel_readable,
 };
 
 /// The functions of `simnic` as a thread without a simulation sees them. The compiler removes the branches that call them.
@@ -35,17 +35,17 @@ mod never {
     }
 
     #[inline(always)]
-    pub(crate) fn idle_polling(misses: u32, _until_ns: u64) -> u32 {
+    pub(crate) fn suspend_while_polling_cq(misses: u32, _until_ns: u64) -> u32 {
         misses
     }
 
     #[inline(always)]
-    pub(crate) fn idle_polling_memory(misses: u32, _rkey: Option<u32>) -> u32 {
+    pub(crate) fn suspend_while_polling_memory(misses: u32, _rkey: Option<u32>) -> u32 {
         misses
     }
 
     #[inline(always)]
-    pub(crate) fn poll_in_vain(_cqs: &[u32]) -> usize {
+    pub(crate) fn poll_cqs_while_empty(_cqs: &[u32]) -> usize {
         0
     }
 
@@ -55,7 +55,7 @@ mod never {
     }
 
     #[inline(always)]
-    pub(crate) fn spend(_work: Duration) {}
+    pub(crate) fn spend_core_time(_work: Duration) {}
 
     #[inline(always)]
     pub(crate) fn spend_server_request_work(_count: u64) {}

@@ -11,7 +11,7 @@ use kv::load::{self, LoadEnd, LoadReport, Random, Workload, write_key_bytes, wri
 use kv::store::{FullPolicy, LockPlacement};
 use kv::{
     ClientConfig, Design, LocalServer, PipelinedClient, RecordCache, RegionScan, ServerConfig,
-    ServerRuntime,
+    ServerEnvironment,
 };
 use nicmodel::profile::CorePlace;
 use nicmodel::{Profile, mixes};
@@ -258,7 +258,7 @@ fn create_server(
         expected_value_bytes: setup.value_bytes,
         ..server_config_with_worker_loops(profile, setup)
     };
-    let runtime = ServerRuntime::simulated(setup.seed, cost);
+    let runtime = ServerEnvironment::simulated(setup.seed, cost);
     Ok(LocalServer::new(
         &cluster.host_contexts[0],
         config,

@@ -132,8 +132,8 @@ impl SessionOpener {
         let checked = offer.design.check(device);
         checked.map_err(ConnectError::from)?;
         let window = self.config.window;
-        let port = self.ud_port_config_for_answers(offer.max_answer);
-        let payload = offer.layout.max_payload_bytes;
+        let port = self.ud_port_config_for_answers(offer.max_answer_bytes);
+        let payload = offer.request_region_layout.max_payload_bytes;
         let lanes = (0..offer.partitions)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
@@ -153,20 +153,20 @@ impl SessionOpener {
         });
         let hello = Hello {
             version: RendezvousProtocol::VERSION,
-            session: self.session_id,
+            session_id: self.session_id,
             window,
-            answer: port.max_recv_payload_bytes,
+            max_answer_bytes: port.max_recv_payload_bytes,
             lanes: ends.collect(),
-            rc: one_sided
+            memory_access_qp: one_sided
                 .as_ref()
                 .map(one_sided::PreparedOneSidedQueue::endpoint),
         };
         let prepared = PreparedQueuePairs {
             lanes,
             one_sided_queue: one_sided,
-            hash_seed: offer.seed,
+            hash_seed: offer.hash_seed,
             server_design: offer.design,
-            max_answer_bytes: offer.max_answer,
+            max_answer_bytes: offer.max_answer_bytes,
         };
         Ok((prepared, hello))
     }
@@ -206,7 +206,11 @@ impl SessionOpener {
         let answers = (port.recv_depth as usize, chunk);
         let lanes = lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {
-            let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
+            let client = client.connect(
+                &lane.server_uc_qp,
+                lane.request_slots,
+                lane.request_region_layout,
+            )?;
             Ok::<_, ClientError>(Lane::new(client, (self.config.batch, span), answers))
         });
         lanes.collect()
@@ -219,8 +223,8 @@ impl SessionOpener {
         access: &RemotelyAccessibleMemory,
         (seed, partitions): (u64, usize),
     ) -> Result<Box<dyn ClientDesign>, ClientError> {
-        let peer = &access.endpoint;
-        let (design, there): (Box<dyn ClientDesign>, _) = match &access.memory {
+        let peer = &access.server_rc_qp;
+        let (design, there): (Box<dyn ClientDesign>, _) = match &access.memory_layout {
             RemoteLayout::Logs {
                 partitions,
                 item_bytes,

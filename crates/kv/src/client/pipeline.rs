@@ -469,7 +469,7 @@ impl PipelinedClient {
         pending.received_bytes = 0;
         self.stats.resent_requests += 1;
         if self.lanes_to_poll.includes(!pending.is_get)
-            && let Some(key) = wire::key_of(&pending.encoded_request)
+            && let Some(key) = wire::key_of_request(&pending.encoded_request)
         {
             return self.design.begin_one_sided_request(
                 pending,
@@ -548,7 +548,7 @@ impl PipelinedClient {
             .collect();
         order.sort_by_key(|p| p.submission_number);
         for pending in order {
-            let Some(key) = wire::key_of(&pending.encoded_request) else {
+            let Some(key) = wire::key_of_request(&pending.encoded_request) else {
                 continue;
             };
             pending.lane_index = partition_of(hash_of(key, seed), self.lanes.len());

@@ -11,7 +11,7 @@ use verbs::{QpEndpoint, RemoteMemory};
 use super::design::{ClientDesign, OneSidedOps, StepOutcome};
 use super::request::{Answer, ClientStats, WindowSlot};
 use crate::rendezvous;
-use crate::store::remote::{
+use crate::store::client_reads::{
     BUCKET_BYTES, CandidatePositions, DecodedItem, decode_item, home_bucket_of,
 };
 use crate::wire;
@@ -231,11 +231,11 @@ impl RequestSteps for RemoteIndexClientDesign {
         let bytes = &mut bytes[..length];
         self.one_sided_qp.read_buffer(slot, 0, bytes)?;
         if get.item_read_bytes == 0 {
-            get.candidates = CandidatePositions::of(bytes, get.hash);
+            get.candidates = CandidatePositions::from_bucket(bytes, get.hash);
             get.buckets_read += 1;
             return Ok(self.read_next_item_or_bucket(pending, slot));
         }
-        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
+        let key = wire::key_of_request(&pending.encoded_request).unwrap_or_default();
         match decode_item(bytes, key, self.hash_seed) {
             DecodedItem::Item { expires: true, .. } => Ok(Some(StepOutcome::AskServer)),
             DecodedItem::Item { version, value, .. } => {

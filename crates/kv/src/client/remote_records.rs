@@ -115,13 +115,13 @@ impl RemoteRecordsClientDesign {
         }
         let window = prepared.window();
         let entry = redo::entry_bytes(&shape);
-        if writes.is_some_and(|w| w.redo.len < (window * entry) as u64) {
+        if writes.is_some_and(|w| w.redo_entries.len < (window * entry) as u64) {
             return Err(wrong("room for redo entries"));
         }
-        let read_bytes = shape.neighbours * shape.stride;
+        let read_bytes = shape.records_per_neighbourhood * shape.stride;
         let room = READ_DATA_OFFSET_IN_SLOT_BUFFER + read_bytes.max(shape.body_bytes()) + entry;
         let room = room.next_multiple_of(64);
-        let known = 2 * partitions.len() * usize::try_from(shape.records).unwrap_or(0);
+        let known = 2 * partitions.len() * usize::try_from(shape.record_count).unwrap_or(0);
         Ok(Self {
             one_sided_qp: prepared.connect(peer, room)?,
             neighbourhood_bytes: read_bytes,
@@ -170,7 +170,7 @@ impl RemoteRecordsClientDesign {
         };
         self.last_lock_acquisition_number = self.last_lock_acquisition_number.wrapping_add(1);
         let word = lock_word(
-            writes.owner,
+            writes.lock_owner,
             writes.lease_ms,
             self.last_lock_acquisition_number,
         );
@@ -231,9 +231,10 @@ impl RemoteRecordsClientDesign {
     ) -> Result<(), RpcError> {
         // Both WRITEs are posted together with the unlock.
         self.one_sided_qp.flush_unless_postlist_has_room(3);
-        let redo = self
-            .write_parameters
-            .and_then(|w| w.redo.starting_at(u64::from(slot) * entry.len() as u64));
+        let redo = self.write_parameters.and_then(|w| {
+            w.redo_entries
+                .starting_at(u64::from(slot) * entry.len() as u64)
+        });
         let record = self
             .record_layout
             .body_offset(self.request_states[slot as usize].current_record);
@@ -293,7 +294,7 @@ impl RemoteRecordsClientDesign {
 
     /// Asks the server for the key's record, because READs did not find the key.
     fn ask_server_for_record<'b>(&mut self, pending: &WindowSlot, slot: u32) -> StepOutcome<'b> {
-        let op = wire::decode(&pending.encoded_request);
+        let op = wire::decode_request(&pending.encoded_request);
         let may_claim = matches!(
             op,
             Some(Request::Whole {

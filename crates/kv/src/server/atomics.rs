@@ -9,7 +9,7 @@ use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
-use super::table::{RecordTable, RecordTables};
+use super::record_table::{RecordTable, RecordTables};
 use super::worker::{GetResult, PartitionItems, UnstartedWorker, encode_result_word};
 use crate::Design;
 use crate::record_cache::RecordCache;
@@ -21,17 +21,19 @@ use crate::wire::{self, Op, RecordRequest, Status};
 /// Items in records that clients READ, lock and WRITE.
 #[derive(Debug)]
 pub(crate) struct ClientLockableRecordsDesign {
-    pub(crate) tables: RecordTables,
+    pub(crate) record_tables: RecordTables,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
     /// Milliseconds that a client may hold a lock while others wait for it.
-    pub(crate) lease_ms: u16,
+    pub(crate) lock_lease_ms: u16,
 }
 
 impl ServerDesign for ClientLockableRecordsDesign {
-    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
+    fn run_worker(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
         let items = ClientChangedRecords {
-            table: self.tables.table_of_partition(worker.partition_index),
-            hash_seed: self.tables.hash_seed(),
+            table: self
+                .record_tables
+                .table_of_partition(worker.partition_index),
+            hash_seed: self.record_tables.hash_seed(),
             partition_index: worker.partition_index,
             lock_recovery: Arc::clone(&self.lock_recovery),
         };
@@ -44,10 +46,10 @@ impl ServerDesign for ClientLockableRecordsDesign {
         client: &ConnectingClient<'_>,
     ) -> Result<Option<RemotelyAccessibleMemory>, ClientRefusal> {
         let (endpoint, qp) = client.create_responder_qp(Design::Atomics, Access::ALL)?;
-        let shape = *self.tables.record_layout();
+        let shape = *self.record_tables.record_layout();
         let mut memory = Vec::new();
         let mut partitions = Vec::new();
-        for table in self.tables.tables_by_partition() {
+        for table in self.record_tables.tables_by_partition() {
             let own = table.memory().register_again(Access::ALL);
             let own = own.map_err(ClientRefusal::temporary)?;
             partitions.push(own.remote());
@@ -61,9 +63,9 @@ impl ServerDesign for ClientLockableRecordsDesign {
             .map_err(ClientRefusal::temporary)?;
         let owner = self.lock_recovery.assign_owner_number();
         let writes = Some(RecordWriteParameters {
-            owner,
-            lease_ms: self.lease_ms,
-            redo: redo.remote(),
+            lock_owner: owner,
+            lease_ms: self.lock_lease_ms,
+            redo_entries: redo.remote(),
         });
         let access = ClientAccess {
             qp,
@@ -76,7 +78,10 @@ impl ServerDesign for ClientLockableRecordsDesign {
             shape,
             writes,
         };
-        Ok(Some(RemotelyAccessibleMemory { endpoint, memory }))
+        Ok(Some(RemotelyAccessibleMemory {
+            server_rc_qp: endpoint,
+            memory_layout: memory,
+        }))
     }
 
     fn close_memory(&self, index: u32) {
@@ -84,7 +89,7 @@ impl ServerDesign for ClientLockableRecordsDesign {
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
-        self.tables.preload(key, value, record_cache)
+        self.record_tables.preload(key, value, record_cache)
     }
 
     fn stats(&self) -> DesignStats {
@@ -92,7 +97,7 @@ impl ServerDesign for ClientLockableRecordsDesign {
             .lock_recovery
             .recovered_lock_and_revoked_client_counts();
         DesignStats {
-            store: self.tables.stats(),
+            store: self.record_tables.stats(),
             recovered_locks,
             expelled_clients: expelled,
         }

@@ -18,7 +18,7 @@ use crate::store::{PartitionStats, Refusal};
 /// A design at the server: where items are kept, and which memory clients access without a worker.
 pub(crate) trait ServerDesign: Debug + Send + Sync {
     /// Runs a worker on the items of its partition until the worker gets the stop command.
-    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError>;
+    fn run_worker(&self, worker: UnstartedWorker) -> Result<(), RpcError>;
 
     /// Opens memory to a client, if the design has such memory.
     fn open_memory(
@@ -67,7 +67,7 @@ impl ConnectingClient<'_> {
         design: Design,
         access: Access,
     ) -> Result<(QpEndpoint, QueuePair<Rc>), ClientRefusal> {
-        let peer = self.hello.rc.ok_or_else(|| {
+        let peer = self.hello.memory_access_qp.ok_or_else(|| {
             ClientRefusal::permanent(format!("no RC queue pair, which design {design} needs"))
         })?;
         connect_responder_qp(self.pd, self.cq, self.port, access, &peer)

@@ -17,7 +17,7 @@ pub(crate) struct HerdServerDesign {
 }
 
 impl ServerDesign for HerdServerDesign {
-    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
+    fn run_worker(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
         worker.run(PartitionItemsInLog)
     }
 

@@ -12,7 +12,7 @@ use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
 use super::herd::HerdServerDesign;
-use super::table::{RecordTable, RecordTables};
+use super::record_table::{RecordTable, RecordTables};
 use super::worker::{GetResult, PartitionItems, UnstartedWorker, encode_result_word};
 use crate::Design;
 use crate::record_cache::RecordCache;
@@ -31,8 +31,8 @@ pub(crate) struct ClientReadableLogDesign {
 }
 
 impl ServerDesign for ClientReadableLogDesign {
-    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
-        self.log.run(worker)
+    fn run_worker(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
+        self.log.run_worker(worker)
     }
 
     fn open_memory(
@@ -49,7 +49,10 @@ impl ServerDesign for ClientReadableLogDesign {
             partitions: partitions.collect(),
             item_bytes: self.expected_item_bytes,
         };
-        Ok(Some(RemotelyAccessibleMemory { endpoint, memory }))
+        Ok(Some(RemotelyAccessibleMemory {
+            server_rc_qp: endpoint,
+            memory_layout: memory,
+        }))
     }
 
     fn close_memory(&self, index: u32) {
@@ -68,16 +71,18 @@ impl ServerDesign for ClientReadableLogDesign {
 /// Items in records that clients READ.
 #[derive(Debug)]
 pub(crate) struct ClientReadableRecordsDesign {
-    pub(crate) tables: RecordTables,
+    pub(crate) record_tables: RecordTables,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
 }
 
 impl ServerDesign for ClientReadableRecordsDesign {
-    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
-        let table = self.tables.table_of_partition(worker.partition_index);
+    fn run_worker(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
+        let table = self
+            .record_tables
+            .table_of_partition(worker.partition_index);
         worker.run(RecordItems {
             table,
-            value: Vec::new(),
+            value_copy: Vec::new(),
         })
     }
 
@@ -86,13 +91,16 @@ impl ServerDesign for ClientReadableRecordsDesign {
         client: &ConnectingClient<'_>,
     ) -> Result<Option<RemotelyAccessibleMemory>, ClientRefusal> {
         let endpoint = create_read_responder_qp(&self.lock_recovery, client)?;
-        let tables = self.tables.tables_by_partition().iter();
+        let tables = self.record_tables.tables_by_partition().iter();
         let memory = RemoteLayout::Records {
             partitions: tables.map(|t| t.memory().remote()).collect(),
-            shape: *self.tables.record_layout(),
+            shape: *self.record_tables.record_layout(),
             writes: None,
         };
-        Ok(Some(RemotelyAccessibleMemory { endpoint, memory }))
+        Ok(Some(RemotelyAccessibleMemory {
+            server_rc_qp: endpoint,
+            memory_layout: memory,
+        }))
     }
 
     fn close_memory(&self, index: u32) {
@@ -100,12 +108,12 @@ impl ServerDesign for ClientReadableRecordsDesign {
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
-        self.tables.preload(key, value, record_cache)
+        self.record_tables.preload(key, value, record_cache)
     }
 
     fn stats(&self) -> DesignStats {
         DesignStats {
-            store: self.tables.stats(),
+            store: self.record_tables.stats(),
             ..DesignStats::default()
         }
     }
@@ -130,7 +138,7 @@ fn create_read_responder_qp(
 struct RecordItems {
     table: Arc<RecordTable>,
     /// A private copy of a value.
-    value: Vec<u8>,
+    value_copy: Vec<u8>,
 }
 
 impl PartitionItems for RecordItems {
@@ -140,11 +148,11 @@ impl PartitionItems for RecordItems {
         (hash, key): (u64, &[u8]),
         answer: impl FnOnce(GetResult<'_>) -> R,
     ) -> R {
-        let version = self.table.get(hash, key, &mut self.value);
+        let version = self.table.get(hash, key, &mut self.value_copy);
         answer(match version {
             Some(version) => GetResult::Value {
                 version,
-                value: &self.value,
+                value: &self.value_copy,
             },
             None => GetResult::Absent,
         })

@@ -120,7 +120,7 @@ impl UnstartedWorker {
             partition_index: number,
             mean_simulated_core_time_per_request: cost,
             random: Random::new(store.hash_seed() ^ number as u64),
-            hashes: Box::new([0; rpc::MAX_BATCH]),
+            batch_key_hashes: Box::new([0; rpc::MAX_BATCH]),
             sessions: WorkerSessions::new(MAX_REQUEST_BYTES),
             max_answer_bytes_by_client: Vec::new(),
             answer_buffer: Vec::new(),
@@ -211,7 +211,7 @@ struct RequestHandler<'s, I> {
     /// Random numbers for the deviations of `mean_simulated_core_time_per_request` from its mean.
     random: Random,
     /// Hashes of the keys of the current batch.
-    hashes: Box<[u64; rpc::MAX_BATCH]>,
+    batch_key_hashes: Box<[u64; rpc::MAX_BATCH]>,
     sessions: WorkerSessions,
     /// The longest message that each client can receive, in bytes.
     max_answer_bytes_by_client: Vec<usize>,
@@ -240,11 +240,11 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
         request: Request<'_>,
     ) {
         if round == 0 {
-            let hash = wire::key_of(request.payload).map_or(0, |key| self.store.hash(key));
-            self.hashes[request.index_in_batch] = hash;
+            let hash = wire::key_of_request(request.payload).map_or(0, |key| self.store.hash(key));
+            self.batch_key_hashes[request.index_in_batch] = hash;
             partition.prefetch_index(hash);
         } else {
-            partition.prefetch_item(self.hashes[request.index_in_batch]);
+            partition.prefetch_item(self.batch_key_hashes[request.index_in_batch]);
         }
     }
 
@@ -255,7 +255,7 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
         request: Request<'_>,
         reply: RequestReplier<'_>,
     ) {
-        match wire::decode(request.payload) {
+        match wire::decode_request(request.payload) {
             Some(wire::Request::Whole { op, seq }) => {
                 self.handle_request(partition, request.client_index, op, seq, reply);
             }
@@ -404,7 +404,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
             }
             Some(true) => {
                 let whole = std::mem::take(&mut session.received_request_parts);
-                match wire::decode(&whole) {
+                match wire::decode_request(&whole) {
                     Some(wire::Request::Whole { op, seq }) => {
                         self.handle_request(partition, client, op, seq, reply);
                     }
@@ -464,7 +464,7 @@ pub(crate) fn encode_result_word(result: Result<u64, Refusal>, zero: Status) -> 
         Err(Refusal::ConditionNotMetAtVersion(version)) => {
             wire::first_answer_word(Status::ConditionNotMet, version)
         }
-        Err(Refusal::Full) => wire::first_answer_word(Status::Full, 0),
+        Err(Refusal::StoreFull) => wire::first_answer_word(Status::Full, 0),
         Err(Refusal::TooLong) => wire::first_answer_word(Status::TooLong, 0),
     }
 }

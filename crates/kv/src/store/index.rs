@@ -45,7 +45,7 @@ pub(super) struct Index {
 }
 
 /// Returns the tag of a hash.
-pub(super) fn tag(hash: u64) -> u64 {
+pub(super) fn tag_of_hash(hash: u64) -> u64 {
     hash >> 32 & 0xffff
 }
 
@@ -56,7 +56,7 @@ pub(super) fn home_bucket(hash: u64, buckets: u64) -> u64 {
 }
 
 fn encode_slot(hash: u64, distance: usize, pos: usize) -> u64 {
-    tag(hash) << 48 | (distance as u64) << POS_BITS | (pos as u64 + 1)
+    tag_of_hash(hash) << 48 | (distance as u64) << POS_BITS | (pos as u64 + 1)
 }
 
 #[expect(
@@ -109,7 +109,7 @@ impl Index {
     }
 
     #[inline]
-    fn all_mut(&mut self) -> &mut [Bucket] {
+    fn all_buckets_mut(&mut self) -> &mut [Bucket] {
         <[Bucket]>::mut_from_bytes(&mut self.memory).unwrap_or(&mut [])
     }
 
@@ -142,7 +142,9 @@ impl Index {
     #[inline]
     pub(super) fn likely_item_position(&self, hash: u64) -> Option<usize> {
         let bucket = &self.all_buckets()[self.home_bucket(hash)].0;
-        let hit = bucket.iter().find(|w| **w >> 48 == tag(hash) && **w != 0);
+        let hit = bucket
+            .iter()
+            .find(|w| **w >> 48 == tag_of_hash(hash) && **w != 0);
         hit.map(|w| position_in_slot(*w))
     }
 
@@ -159,7 +161,7 @@ impl Index {
             let mut room = false;
             for (slot, &w) in all[bucket].0.iter().enumerate() {
                 room |= w == 0;
-                if w >> 48 == tag(hash) && w != 0 && is_it(position_in_slot(w)) {
+                if w >> 48 == tag_of_hash(hash) && w != 0 && is_it(position_in_slot(w)) {
                     return Some((SlotPosition { bucket, slot }, position_in_slot(w)));
                 }
             }
@@ -194,7 +196,7 @@ impl Index {
         let Some((place, distance)) = self.find_free_slot(hash) else {
             return false;
         };
-        self.all_mut()[place.bucket].0[place.slot] = encode_slot(hash, distance, pos);
+        self.all_buckets_mut()[place.bucket].0[place.slot] = encode_slot(hash, distance, pos);
         true
     }
 
@@ -214,19 +216,19 @@ impl Index {
 
     /// Replaces an item in the home bucket by another item with the same home.
     pub(super) fn replace_in_home_bucket(&mut self, place: SlotPosition, hash: u64, pos: usize) {
-        self.all_mut()[place.bucket].0[place.slot] = encode_slot(hash, 0, pos);
+        self.all_buckets_mut()[place.bucket].0[place.slot] = encode_slot(hash, 0, pos);
     }
 
     /// Updates the position of the item at a place.
     pub(super) fn set_position(&mut self, place: SlotPosition, pos: usize) {
-        let w = &mut self.all_mut()[place.bucket].0[place.slot];
+        let w = &mut self.all_buckets_mut()[place.bucket].0[place.slot];
         *w = *w & !POS_MASK | (pos as u64 + 1);
     }
 
     /// Removes the item at a place, and moves items back that had overflowed past this bucket.
     pub(super) fn remove(&mut self, place: SlotPosition) {
         let (buckets, max_distance) = (self.bucket_count, self.max_home_distance);
-        let all = self.all_mut();
+        let all = self.all_buckets_mut();
         let mut hole = place;
         loop {
             // If the bucket had a free slot, no item has overflowed past it.

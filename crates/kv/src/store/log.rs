@@ -55,7 +55,7 @@ pub(super) struct ItemHeader {
     pub(super) key_bytes: usize,
     pub(super) value_bytes: usize,
     pub(super) version: u64,
-    pub(super) expires: bool,
+    pub(super) has_expiry_time: bool,
 }
 
 impl ItemHeader {
@@ -70,13 +70,17 @@ impl ItemHeader {
             key_bytes: (word & 0xff) as usize,
             value_bytes: (word >> 8 & 0xffff) as usize,
             version: word >> VERSION_SHIFT & MAX_VERSION,
-            expires: word & FLAG_EXPIRES != 0,
+            has_expiry_time: word & FLAG_EXPIRES != 0,
         }
     }
 
     fn encode(&self) -> u64 {
         FLAG_LIVE
-            | if self.expires { FLAG_EXPIRES } else { 0 }
+            | if self.has_expiry_time {
+                FLAG_EXPIRES
+            } else {
+                0
+            }
             | self.version << VERSION_SHIFT
             | (self.value_bytes as u64) << 8
             | self.key_bytes as u64
@@ -84,12 +88,12 @@ impl ItemHeader {
 
     /// Returns the item's units without a checksum.
     pub(super) fn units_without_checksum(&self) -> usize {
-        units_without_checksum(self.key_bytes, self.value_bytes, self.expires)
+        units_without_checksum(self.key_bytes, self.value_bytes, self.has_expiry_time)
     }
 
     /// Returns the byte offsets of key and value from the block's start.
     pub(super) fn key_and_value_offsets(&self) -> (usize, usize) {
-        let key = 8 + 8 * usize::from(self.expires);
+        let key = 8 + 8 * usize::from(self.has_expiry_time);
         (key, key + self.key_bytes.next_multiple_of(8))
     }
 }
@@ -149,7 +153,7 @@ impl ItemLog {
 
     /// Returns the units of an item with these lengths.
     #[inline]
-    pub(super) fn units_of(&self, key: usize, value: usize, expires: bool) -> usize {
+    pub(super) fn units_for_lengths(&self, key: usize, value: usize, expires: bool) -> usize {
         units_without_checksum(key, value, expires) + usize::from(self.checksum_seed.is_some())
     }
 
@@ -202,7 +206,7 @@ impl ItemLog {
     }
 
     #[inline]
-    fn header(&self, pos: usize) -> BlockHeader {
+    fn block_header(&self, pos: usize) -> BlockHeader {
         let word = self.word(pos);
         if word & FLAG_LIVE != 0 {
             BlockHeader::Item(ItemHeader::decode(word))
@@ -224,7 +228,7 @@ impl ItemLog {
             header,
             key: &self.memory[start + key..start + key + header.key_bytes],
             value: &self.memory[start + value..start + value + header.value_bytes],
-            expiry_time_ms: if header.expires {
+            expiry_time_ms: if header.has_expiry_time {
                 self.word(pos + 1)
             } else {
                 0
@@ -242,7 +246,7 @@ impl ItemLog {
 
     /// Writes an item into a block of the right size.
     #[inline]
-    pub(super) fn write(
+    pub(super) fn write_item(
         &mut self,
         pos: usize,
         version: u64,
@@ -254,10 +258,10 @@ impl ItemLog {
             key_bytes: key.len(),
             value_bytes: value.len(),
             version,
-            expires: expires_ms != 0,
+            has_expiry_time: expires_ms != 0,
         };
         self.set_word(pos, header.encode());
-        if header.expires {
+        if header.has_expiry_time {
             self.set_word(pos + 1, expires_ms);
         }
         let (key_at, value_at) = header.key_and_value_offsets();
@@ -272,7 +276,7 @@ impl ItemLog {
     }
 
     /// Copies a whole block out of the log.
-    pub(super) fn copy_out(&self, pos: usize, into: &mut Vec<u8>) {
+    pub(super) fn copy_block_out(&self, pos: usize, into: &mut Vec<u8>) {
         let units = self.units_of_item_with_header(&self.item(pos).header);
         into.clear();
         into.extend_from_slice(&self.memory[pos * 8..(pos + units) * 8]);
@@ -285,7 +289,7 @@ impl ItemLog {
 
     /// Marks the block of this item as dead.
     pub(super) fn mark_dead(&mut self, pos: usize) {
-        if let BlockHeader::Item(header) = self.header(pos) {
+        if let BlockHeader::Item(header) = self.block_header(pos) {
             let units = self.units_of_item_with_header(&header);
             self.set_word(pos, units as u64);
             self.dead_units += units;
@@ -339,7 +343,8 @@ impl ItemLog {
 
     /// Returns the oldest block, if any.
     pub(super) fn oldest_block(&self) -> Option<(usize, BlockHeader)> {
-        (self.live_and_dead_units > 0).then(|| (self.oldest_pos, self.header(self.oldest_pos)))
+        (self.live_and_dead_units > 0)
+            .then(|| (self.oldest_pos, self.block_header(self.oldest_pos)))
     }
 
     /// Frees the oldest block if it is dead.
@@ -357,7 +362,7 @@ impl ItemLog {
 
     /// Returns the next younger block, if any.
     pub(super) fn next_younger_block(&self, pos: usize) -> Option<(usize, BlockHeader)> {
-        let units = match self.header(pos) {
+        let units = match self.block_header(pos) {
             BlockHeader::Item(item) => self.units_of_item_with_header(&item),
             BlockHeader::Dead { units } => units.max(1),
         };
@@ -366,7 +371,7 @@ impl ItemLog {
         } else {
             pos + units
         };
-        (next != self.append_pos).then(|| (next, self.header(next)))
+        (next != self.append_pos).then(|| (next, self.block_header(next)))
     }
 
     /// Returns the units between the oldest block and this one.

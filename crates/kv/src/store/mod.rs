@@ -15,13 +15,13 @@
 //! A [`Store`] is all partitions of a server. Each partition has a lock, so that any thread can use it. A worker locks
 //! its partition for a batch; other front ends lock partitions too.
 
+pub(crate) mod client_reads;
 mod hash;
 mod index;
 mod log;
 mod memory;
 mod partition;
 pub(crate) mod record;
-pub(crate) mod remote;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

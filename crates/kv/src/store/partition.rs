@@ -74,7 +74,7 @@ pub struct ItemView<'p> {
 pub enum Refusal {
     /// The store is full. The previous value, if any, is unchanged.
     #[error("the store is full; delete something, or give it more memory")]
-    Full,
+    StoreFull,
     /// The item takes more than a 32nd of the log, or key or value are longer than [`MAX_KEY_BYTES`] and
     /// [`MAX_VALUE_BYTES`].
     #[error(
@@ -134,7 +134,7 @@ pub struct Partition {
     last_sweep_ms: u64,
     /// The most units that were ever used, for which the system has allocated memory.
     max_touched_units: usize,
-    moved_block: Vec<u8>,
+    moved_block_buffer: Vec<u8>,
     stats: PartitionStats,
 }
 
@@ -166,7 +166,7 @@ impl Partition {
             expiring_items: 0,
             last_sweep_ms: 0,
             max_touched_units: 0,
-            moved_block: Vec::new(),
+            moved_block_buffer: Vec::new(),
             stats: PartitionStats::default(),
         })
     }
@@ -252,7 +252,7 @@ impl Partition {
         how: SetOptions,
     ) -> Result<u64, Refusal> {
         let expires = how.expiry_time_ms != 0;
-        let units = self.log.units_of(key.len(), value.len(), expires);
+        let units = self.log.units_for_lengths(key.len(), value.len(), expires);
         if key.len() > MAX_KEY_BYTES
             || value.len() > MAX_VALUE_BYTES
             || units > self.log.capacity_units() / 32
@@ -294,12 +294,13 @@ impl Partition {
                 || self.log.units_from_oldest(pos) >= self.log.live_and_dead_units() / 4
                 || self.log.live_and_dead_units() < self.log.capacity_units() / 4 * 3;
             if self.log.units_of_item_with_header(&header) == units
-                && header.expires == expires
+                && header.has_expiry_time == expires
                 && stays_in_place
             {
                 self.stats.data_bytes += value.len() as u64;
                 self.stats.data_bytes -= header.value_bytes as u64;
-                self.log.write(pos, version, key, value, how.expiry_time_ms);
+                self.log
+                    .write_item(pos, version, key, value, how.expiry_time_ms);
                 return Ok(version);
             }
         }
@@ -316,7 +317,9 @@ impl Partition {
         expires_ms: u64,
         version: u64,
     ) -> Result<(), Refusal> {
-        let units = self.log.units_of(key.len(), value.len(), expires_ms != 0);
+        let units = self
+            .log
+            .units_for_lengths(key.len(), value.len(), expires_ms != 0);
         let find = |s: &Self| s.index.find(hash, |pos| s.log.has_key(pos, key));
         if self.full_policy == FullPolicy::Store {
             if !self.has_room_for(units) {
@@ -327,7 +330,7 @@ impl Partition {
             let indexed = room || find(self).is_some();
             if !self.has_room_for(units) || !indexed {
                 self.stats.refused_full += 1;
-                return Err(Refusal::Full);
+                return Err(Refusal::StoreFull);
             }
         }
         while self.stats.items >= self.index.max_items() as u64
@@ -354,7 +357,7 @@ impl Partition {
                 self.stats.evictions += 1;
             }
         }
-        self.log.write(pos, version, key, value, expires_ms);
+        self.log.write_item(pos, version, key, value, expires_ms);
         self.log.count_block_live(units);
         self.stats.items += 1;
         self.stats.data_bytes += (key.len() + value.len()) as u64;
@@ -451,7 +454,7 @@ impl Partition {
     #[inline]
     fn is_expired(&self, pos: usize) -> bool {
         let item = self.log.item(pos);
-        item.header.expires && item.expiry_time_ms <= (self.clock_ms)()
+        item.header.has_expiry_time && item.expiry_time_ms <= (self.clock_ms)()
     }
 
     /// Removes an item from index and log.
@@ -467,7 +470,7 @@ impl Partition {
         let header = self.log.item(pos).header;
         self.stats.items -= 1;
         self.stats.data_bytes -= (header.key_bytes + header.value_bytes) as u64;
-        self.expiring_items -= u64::from(header.expires);
+        self.expiring_items -= u64::from(header.has_expiry_time);
         self.log.mark_dead(pos);
     }
 
@@ -516,13 +519,13 @@ impl Partition {
             return;
         }
         let units = self.log.units_of_item_with_header(&header);
-        self.log.copy_out(pos, &mut self.moved_block);
+        self.log.copy_block_out(pos, &mut self.moved_block_buffer);
         self.log.mark_dead(pos);
         self.log.free_oldest_if_dead();
         // This runs only if no contiguous room was left. The freed oldest block is adjacent to the room, so the append
         // succeeds.
         if let Some(to) = self.log.allocate_block(units) {
-            self.log.copy_block_back(to, &self.moved_block);
+            self.log.copy_block_back(to, &self.moved_block_buffer);
             self.log.count_block_live(units);
             self.index.set_position(place, to);
             self.stats.moves += 1;

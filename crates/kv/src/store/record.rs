@@ -68,11 +68,14 @@ impl std::fmt::Display for LockPlacement {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordLayout {
     /// Number of records, including those after the last neighbourhood.
-    pub records: u64,
+    #[serde(rename = "records")]
+    pub record_count: u64,
     /// Number of homes: each is the first record of a neighbourhood.
-    pub homes: u64,
+    #[serde(rename = "homes")]
+    pub home_count: u64,
     /// Number of records in a neighbourhood.
-    pub neighbours: usize,
+    #[serde(rename = "neighbours")]
+    pub records_per_neighbourhood: usize,
     /// Distance between records in bytes.
     pub stride: usize,
     /// Bytes of the longest key, padded.
@@ -80,7 +83,8 @@ pub struct RecordLayout {
     /// Bytes of the longest value, padded.
     pub value_bytes: usize,
     /// The placement of lock words.
-    pub locks: LockPlacement,
+    #[serde(rename = "locks")]
+    pub lock_placement: LockPlacement,
 }
 
 impl RecordLayout {
@@ -105,13 +109,13 @@ impl RecordLayout {
         let homes = items + items / 2 + 64;
         let records = homes + neighbours + items / neighbours.min(8) + 64;
         Self {
-            records: records as u64,
-            homes: homes as u64,
-            neighbours,
+            record_count: records as u64,
+            home_count: homes as u64,
+            records_per_neighbourhood: neighbours,
             stride,
             key_bytes,
             value_bytes,
-            locks,
+            lock_placement: locks,
         }
     }
 
@@ -120,9 +124,9 @@ impl RecordLayout {
         let small = self.key_bytes <= 1 << 10
             && self.value_bytes <= 1 << 16
             && self.stride <= 1 << 18
-            && self.records < 1 << 32
-            && (1..=1 << 10).contains(&self.neighbours);
-        let lock = match self.locks {
+            && self.record_count < 1 << 32
+            && (1..=1 << 10).contains(&self.records_per_neighbourhood);
+        let lock = match self.lock_placement {
             LockPlacement::Spread => 0,
             LockPlacement::Record => 8,
         };
@@ -130,18 +134,21 @@ impl RecordLayout {
         small
             && words.iter().all(|n| n.is_multiple_of(8))
             && self.body_bytes() + lock <= self.stride
-            && self.homes > 0
-            && self.homes.saturating_add(self.neighbours as u64) <= self.records
+            && self.home_count > 0
+            && self
+                .home_count
+                .saturating_add(self.records_per_neighbourhood as u64)
+                <= self.record_count
             && self.memory_bytes() <= memory
     }
 
     /// Returns the bytes of memory for the records and their locks.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let locks = match self.locks {
-            LockPlacement::Spread => 8 * self.records,
+        let locks = match self.lock_placement {
+            LockPlacement::Spread => 8 * self.record_count,
             LockPlacement::Record => 0,
         };
-        self.records * self.stride as u64 + locks
+        self.record_count * self.stride as u64 + locks
     }
 
     /// Returns the bytes of a body.
@@ -152,7 +159,7 @@ impl RecordLayout {
     /// Returns the first record of a hash's neighbourhood.
     #[inline]
     pub(crate) fn first_record_of_hash(&self, hash: u64) -> u64 {
-        super::index::home_bucket(hash, self.homes)
+        super::index::home_bucket(hash, self.home_count)
     }
 
     /// Returns the offset of a record's body.
@@ -164,8 +171,8 @@ impl RecordLayout {
     /// Returns the offset of a record's lock.
     #[inline]
     pub(crate) fn lock_offset(&self, record: u64) -> u64 {
-        match self.locks {
-            LockPlacement::Spread => self.records * self.stride as u64 + 8 * record,
+        match self.lock_placement {
+            LockPlacement::Spread => self.record_count * self.stride as u64 + 8 * record,
             LockPlacement::Record => self.body_offset(record) + self.body_bytes() as u64,
         }
     }
@@ -214,7 +221,7 @@ impl RecordLayout {
         let Some(body) = body.get(..self.body_bytes()) else {
             return DecodedBody::OtherKey;
         };
-        let (meta, check) = (word(body, 0), word(body, 8));
+        let (meta, check) = (read_word(body, 0), read_word(body, 8));
         let (key_len, value_len) = ((meta & 0xff) as usize, (meta >> 8 & 0xffff) as usize);
         let value_at = BODY_HEADER_BYTES + self.key_bytes;
         if meta & FLAG_USED == 0
@@ -248,7 +255,7 @@ impl RecordLayout {
         (seed, record): (u64, u64),
     ) -> Option<u64> {
         let key =
-            body.get(BODY_HEADER_BYTES..BODY_HEADER_BYTES + (word(body, 0) & 0xff) as usize)?;
+            body.get(BODY_HEADER_BYTES..BODY_HEADER_BYTES + (read_word(body, 0) & 0xff) as usize)?;
         match self.decode_body(body, (seed, record), key) {
             DecodedBody::Match {
                 version,
@@ -287,7 +294,7 @@ pub(crate) enum DecodedBody<'b> {
     Torn,
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+fn read_word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..at + 8).and_then(|w| w.try_into().ok());
     u64::from_le_bytes(word.unwrap_or_default())
 }
@@ -329,7 +336,7 @@ pub(crate) fn version_after_change_unless_no_op(
 /// The redo entry that a client writes before it changes a record, so that the server can finish the change if the
 /// client dies. An entry has the record, its lock word, the new body and a checksum.
 pub(crate) mod redo {
-    use super::{RecordLayout, word};
+    use super::{RecordLayout, read_word};
 
     const ENTRY_HEADER_BYTES: usize = 16;
 
@@ -358,7 +365,7 @@ pub(crate) mod redo {
 
     /// Returns the partition of an entry.
     pub(crate) fn partition_of(entry: &[u8]) -> Option<usize> {
-        usize::try_from(word(entry, 0) >> 32).ok()
+        usize::try_from(read_word(entry, 0) >> 32).ok()
     }
 
     /// Returns record, lock word and body of an entry, or `None` if its checksum is wrong. The bytes are untrusted.
@@ -368,9 +375,9 @@ pub(crate) mod redo {
     ) -> Option<(u64, u64, &'e [u8])> {
         let end = ENTRY_HEADER_BYTES + shape.body_bytes();
         let whole = entry.get(..end + 8)?;
-        let (record, lock) = (word(whole, 0) & 0xffff_ffff, word(whole, 8));
-        let right = xxhash_rust::xxh3::xxh3_64(&whole[..end]) == word(whole, end);
-        (right && lock != 0 && record < shape.records)
+        let (record, lock) = (read_word(whole, 0) & 0xffff_ffff, read_word(whole, 8));
+        let right = xxhash_rust::xxh3::xxh3_64(&whole[..end]) == read_word(whole, end);
+        (right && lock != 0 && record < shape.record_count)
             .then(|| (record, lock, &whole[ENTRY_HEADER_BYTES..end]))
     }
 }
@@ -389,7 +396,11 @@ mod tests {
     fn a_record_of_the_papers_items_is_a_cache_line_and_eight_are_a_neighbourhood() {
         let spread = shape(LockPlacement::Spread);
         assert_eq!(
-            (spread.body_bytes(), spread.stride, spread.neighbours),
+            (
+                spread.body_bytes(),
+                spread.stride,
+                spread.records_per_neighbourhood
+            ),
             (64, 64, 8)
         );
         assert!(
@@ -398,7 +409,11 @@ mod tests {
         );
         let inside = shape(LockPlacement::Record);
         assert_eq!(
-            (inside.stride, inside.neighbours, inside.lock_offset(3)),
+            (
+                inside.stride,
+                inside.records_per_neighbourhood,
+                inside.lock_offset(3)
+            ),
             (128, 4, 3 * 128 + 64)
         );
         assert!(

@@ -123,7 +123,7 @@ fn a_full_store_says_so_and_keeps_everything() {
         match set(&mut p, &key, &[7; 40]) {
             Ok(_) => there.push(key),
             Err(e) => {
-                assert_eq!(e, Refusal::Full);
+                assert_eq!(e, Refusal::StoreFull);
                 break;
             }
         }
@@ -135,7 +135,7 @@ fn a_full_store_says_so_and_keeps_everything() {
         // Updates of the same size always work.
         assert!(set(&mut p, key, &[8; 40]).is_ok());
     }
-    assert_eq!(set(&mut p, b"one more", b""), Err(Refusal::Full));
+    assert_eq!(set(&mut p, b"one more", b""), Err(Refusal::StoreFull));
     assert_eq!(p.stats().refused_full, 2);
     assert_eq!(p.delete(hash(&there[3]), &there[3], None), Ok(2));
     assert!(set(&mut p, b"one more", b"").is_ok());
@@ -278,7 +278,7 @@ fn run(mode: FullPolicy, steps: Vec<Step>) -> Result<(), TestCaseError> {
                         model.insert(k, (value(len), version, over));
                     }
                     Err(e) => {
-                        prop_assert_eq!(e, Refusal::Full);
+                        prop_assert_eq!(e, Refusal::StoreFull);
                         prop_assert_eq!(mode, FullPolicy::Store);
                     }
                 }
@@ -300,7 +300,7 @@ fn run(mode: FullPolicy, steps: Vec<Step>) -> Result<(), TestCaseError> {
                     Err(Refusal::ConditionNotMetAtVersion(v)) => {
                         prop_assert!(v == there && (!good || there == 0))
                     }
-                    Err(e) => prop_assert_eq!((e, mode), (Refusal::Full, FullPolicy::Store)),
+                    Err(e) => prop_assert_eq!((e, mode), (Refusal::StoreFull, FullPolicy::Store)),
                 }
             }
             Step::Delete(k) => {

@@ -122,9 +122,13 @@ fn every_operation_does_what_it_says_on(design: Design) {
         Design::Reads => (2, 0),
         Design::Atomics => (0, 0),
     };
-    assert_eq!((stats.gets, stats.hits), asked);
+    assert_eq!((stats.gets, stats.get_hits), asked);
     assert_eq!(
-        (stats.bad_requests, stats.repeated, stats.clients_total),
+        (
+            stats.bad_requests,
+            stats.repeated_changes,
+            stats.clients_total
+        ),
         (0, 0, 1)
     );
 }

@@ -88,7 +88,11 @@ fn a_load_finds_every_key_and_every_value_right() {
         }
         let stats = server.stop();
         assert_eq!(
-            (stats.bad_requests, stats.repeated, stats.store.items),
+            (
+                stats.bad_requests,
+                stats.repeated_changes,
+                stats.store.items
+            ),
             (0, 0, 5_000)
         );
     }

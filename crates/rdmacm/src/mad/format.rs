@@ -182,7 +182,7 @@ pub(crate) fn encode_non_request(
         } => Mad::Rej(Rej {
             local_comm_id: ids.local,
             remote_comm_id: ids.remote,
-            rejected,
+            rejected_message: rejected,
             reason: *reason,
             additional_info: rej_additional_info(*reason, ids)?,
             private_data: BoundedData::new(private_data)?,

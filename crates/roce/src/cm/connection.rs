@@ -294,7 +294,7 @@ pub struct Rej {
     /// Communication id of the receiver.
     pub remote_comm_id: u32,
     /// The rejected message.
-    pub rejected: ReferredMessage,
+    pub rejected_message: ReferredMessage,
     /// Reason code, as in [`reason`](super::reason).
     pub reason: u16,
     /// Additional information, e.g. a value that would be accepted.
@@ -308,7 +308,7 @@ impl Rej {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            rejected: ReferredMessage::from_byte(body.u8(8)),
+            rejected_message: ReferredMessage::from_byte(body.u8(8)),
             reason: body.u16(10),
             additional_info: BoundedData::from_received_bytes(body.bytes_at(12), body.u8(9) >> 1),
             private_data: BoundedData::from_received_bytes(body.bytes_at(84), 148),
@@ -321,7 +321,7 @@ impl Rej {
         body.put_bytes_at(
             8,
             &[
-                self.rejected.to_byte(),
+                self.rejected_message.to_byte(),
                 self.additional_info.len_byte() << 1,
             ],
         );

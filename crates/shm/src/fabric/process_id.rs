@@ -45,7 +45,7 @@ impl FabricProcessId {
         Ok(file)
     }
 
-    fn to_words(&self) -> [[u8; 8]; 3] {
+    fn to_words(self) -> [[u8; 8]; 3] {
         let slot = self.slot as u64 | u64::from(self.device) << DEVICE_SHIFT;
         [ID_FILE_MAGIC, slot, self.incarnation].map(u64::to_ne_bytes)
     }

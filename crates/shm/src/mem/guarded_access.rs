@@ -17,7 +17,7 @@ pub(super) use x86_64::{guarded, install_fault_handlers};
 
 /// On other architectures accesses are not guarded, and a fault ends the process.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn install() {}
+pub(super) fn install_fault_handlers() {}
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64 {

@@ -62,7 +62,7 @@ fn device_of_handle(nic: &'static Nic, handle: *mut ibv_device) -> Result<&'stat
 
 fn set_text(field: &mut [c_char], text: &str) {
     for (c, b) in field.iter_mut().zip(text.bytes()) {
-        *c = b.cast_signed();
+        *c = c_char::from_ne_bytes([b]);
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn device_attr(
         |feature, flag: ibv_device_cap_flags| if can.has_feature(feature) { flag } else { 0 };
     let mut attr = ibv_device_attr::zeroed();
     for (to, from) in attr.fw_ver.iter_mut().zip(identity.firmware.bytes()) {
-        *to = from.cast_signed();
+        *to = std::ffi::c_char::from_ne_bytes([from]);
     }
     attr.node_guid = u64::from_ne_bytes(device.node_guid);
     // Every device is a system of its own: both GUIDs are the same.

@@ -296,7 +296,7 @@ mod tests {
         let rej = CmMessage::Rej(Rej {
             local_comm_id: 1,
             remote_comm_id: 0,
-            rejected: ReferredMessage::LapOrUnspecified,
+            rejected_message: ReferredMessage::LapOrUnspecified,
             reason: reason::TIMEOUT,
             additional_info: BoundedData::default(),
             private_data: BoundedData::default(),

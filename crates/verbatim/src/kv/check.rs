@@ -132,7 +132,7 @@ impl CheckedSystem for DesignUnderTest<'_> {
 
     fn repeated_changes_not_reapplied(line: &ServeOrLoadLine) -> Option<u64> {
         match line {
-            ServeOrLoadLine::Stats(stats) => Some(stats.repeated),
+            ServeOrLoadLine::Stats(stats) => Some(stats.repeated_changes),
             _ => None,
         }
     }

@@ -393,7 +393,7 @@ fn round_from_reports(
         one_outstanding_ns_p50: alone.latency.p50_ns as f64,
         operations: sum(|r| r.operations),
         answers_per_doorbell: (stats.doorbells > 0)
-            .then(|| stats.answers as f64 / stats.doorbells as f64),
+            .then(|| stats.answer_messages as f64 / stats.doorbells as f64),
         misses: sum(|r| r.misses),
         lost_requests: sum(|r| r.unanswered_requests),
         verified_values: Some(sum(|r| r.checked_values)),

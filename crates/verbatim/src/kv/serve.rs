@@ -274,7 +274,7 @@ fn print_statistics(
         print_line(format_args!(
             "{} GETs ({} found), {} changes, {} items in {} MB, {} evicted, {} refused as full",
             stats.gets,
-            stats.hits,
+            stats.get_hits,
             stats.changes,
             stats.store.items,
             stats.store.memory_bytes / 1_000_000,
@@ -284,7 +284,7 @@ fn print_statistics(
         if args.design == Design::Atomics {
             print_line(format_args!(
                 "{} locks freed for clients that were gone or slow, {} clients expelled",
-                stats.recovered_locks, stats.expelled
+                stats.recovered_locks, stats.expelled_clients
             ))?;
         }
         if let Some(spoken) = spoken {

@@ -54,7 +54,7 @@ impl ClientDesign for RemoteRecordsClientDesign {
         let known = self
             .write_parameters
             .and_then(|_| self.record_cache.get(hash));
-        match known.filter(|record| *record < self.record_layout.records) {
+        match known.filter(|record| *record < self.record_layout.record_count) {
             Some(record) => self.read_or_lock_record(pending, slot, record),
             None => self.read_neighbourhood(pending.lane_index, slot),
         }
@@ -74,7 +74,7 @@ impl ClientDesign for RemoteRecordsClientDesign {
     }
 
     fn encode_server_request(&self, pending: &WindowSlot, slot: u32, into: &mut Vec<u8>) {
-        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
+        let key = wire::key_of_request(&pending.encoded_request).unwrap_or_default();
         let state = &self.request_states[slot as usize];
         match state.awaited_completion {
             AwaitedCompletion::LocateAnswer => RecordRequest::Locate(key).encode(into),
@@ -140,7 +140,7 @@ impl RequestSteps for RemoteRecordsClientDesign {
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let state = self.request_states[slot as usize];
-        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
+        let key = wire::key_of_request(&pending.encoded_request).unwrap_or_default();
         let seed = self.hash_seed;
         match state.awaited_completion {
             AwaitedCompletion::ReadRecord => {
@@ -216,7 +216,7 @@ impl RemoteRecordsClientDesign {
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let state = self.request_states[slot as usize];
-        let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
+        let key = wire::key_of_request(&pending.encoded_request).unwrap_or_default();
         let seed = self.hash_seed;
         let records = &mut bytes[..self.neighbourhood_bytes];
         self.one_sided_qp
@@ -263,7 +263,7 @@ impl RemoteRecordsClientDesign {
         let there =
             self.record_layout
                 .decode_body(body, (self.hash_seed, state.current_record), key);
-        let (value, condition) = match wire::decode(&pending.encoded_request) {
+        let (value, condition) = match wire::decode_request(&pending.encoded_request) {
             Some(Request::Whole {
                 op: Op::Put {
                     value, condition, ..
@@ -339,7 +339,7 @@ impl RemoteRecordsClientDesign {
         let hash = self.request_states[slot as usize].hash;
         match (step, status) {
             (AwaitedCompletion::LocateAnswer | AwaitedCompletion::ClaimAnswer, Status::Ok)
-                if number < self.record_layout.records =>
+                if number < self.record_layout.record_count =>
             {
                 self.record_cache.set(hash, number);
                 self.read_or_lock_record(pending, slot, number);
@@ -360,7 +360,7 @@ impl RemoteRecordsClientDesign {
             }
             (AwaitedCompletion::LocateAnswer, Status::NotFound) => {
                 let conditional = !matches!(
-                    wire::decode(&pending.encoded_request),
+                    wire::decode_request(&pending.encoded_request),
                     Some(Request::Whole {
                         op: Op::Get { .. } | Op::Delete { version: None, .. },
                         ..

@@ -107,7 +107,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         assert_eq!(other.put(KEY, b"second").expect("after the lease"), 2);
         assert!(other.stats().failed_lock_attempts > 0);
         let stats = server.stats();
-        assert_eq!((stats.recovered_locks, stats.expelled), (1, 1));
+        assert_eq!((stats.recovered_locks, stats.expelled_clients), (1, 1));
         // The slow client makes its change with keys that are no longer valid.
         prepare(&mut slow);
         let (records, _, _) = slow.remote_records_state();
@@ -172,7 +172,7 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     ));
     assert_eq!(other.put(KEY, b"fourth").expect("set"), 4);
     let stats = server.stats();
-    assert_eq!((stats.recovered_locks, stats.expelled), (2, 0));
+    assert_eq!((stats.recovered_locks, stats.expelled_clients), (2, 0));
 }
 
 /// A client that may WRITE records can leave any bytes there. Requests for such a record end at their deadline.

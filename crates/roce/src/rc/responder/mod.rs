@@ -12,7 +12,6 @@ pub use crate::responder_target::{AtomicOperation, Refusal, ResponderTarget};
 pub use config::{AllowedOperations, ResponderConfig};
 pub use invalid_request::{FailedCheck, InvalidRequest};
 
-use crate::assembly::{self, PartialMessage};
 use crate::counts::StateMachineCounters;
 use crate::dcqcn::{NotificationPoint, ReactionPoint};
 use crate::opcode::{MessagePosition, PacketOperation, Transport};
@@ -20,6 +19,7 @@ use crate::packet::{
     Aeth, ExtendedHeaders, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
     NAK_REMOTE_OPERATIONAL, Packet, Syndrome, emit_with_payload_writer,
 };
+use crate::partial_message::{self, PartialMessage};
 use crate::psn::Psn;
 use crate::segment::ConnectionParameters;
 use crate::sequence::{FIRST_SEQUENCE, PsnNumbering};
@@ -221,11 +221,11 @@ impl Responder {
         target: &mut impl ResponderTarget,
     ) -> Result<(), Rejection> {
         self.check_psn(packet)?;
-        let message = assembly::check_opcode_sequence(self.partial_message, packet)?;
+        let message = partial_message::check_opcode_sequence(self.partial_message, packet)?;
         self.check_operation_allowed(packet)?;
         self.check_resources_and_reserve_receive(packet, target)?;
-        assembly::check_length(message, packet, self.connection_parameters.mtu_bytes)?;
-        assembly::check_rkey_and_range(packet, target)?;
+        partial_message::check_length(message, packet, self.connection_parameters.mtu_bytes)?;
+        partial_message::check_rkey_and_range(packet, target)?;
         let kind = match message {
             Some(message) => {
                 let message = message.write_payload(packet, target)?;
@@ -274,7 +274,7 @@ impl Responder {
         if self.lacks_rd_atomic_resources(packet) {
             return Err(Rejection::Refused(Refusal::InvalidRequest));
         }
-        if assembly::consumes_receive_work_request(packet) && !target.try_begin_receive() {
+        if partial_message::consumes_receive_work_request(packet) && !target.try_begin_receive() {
             return Err(Rejection::NotReady);
         }
         Ok(())
@@ -367,7 +367,7 @@ impl Responder {
     /// Describes a request that is refused as invalid: which check refuses it.
     #[cold]
     fn describe_invalid(&self, packet: &Packet<'_>) -> InvalidRequest {
-        let check = match assembly::check_opcode_sequence(self.partial_message, packet) {
+        let check = match partial_message::check_opcode_sequence(self.partial_message, packet) {
             Err(_) => FailedCheck::PacketOrder {
                 received: self.partial_message.map(|message| message.received_bytes()),
             },
@@ -376,7 +376,7 @@ impl Responder {
             }
             Ok(_) if self.lacks_rd_atomic_resources(packet) => FailedCheck::NoResponderResources,
             Ok(message)
-                if assembly::check_length(
+                if partial_message::check_length(
                     message,
                     packet,
                     self.connection_parameters.mtu_bytes,
@@ -532,7 +532,7 @@ impl Responder {
             if !self.is_rest_of_earlier_read(&read, sequence, packet) {
                 return;
             }
-            if let Err(refusal) = assembly::check_rkey_and_range(packet, target) {
+            if let Err(refusal) = partial_message::check_rkey_and_range(packet, target) {
                 self.queue_refusal_nak(sequence, refusal);
                 return;
             }

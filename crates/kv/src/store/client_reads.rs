@@ -6,7 +6,7 @@
 //! cannot be detected this way, because items move between buckets. So a client asks the server before it reports an
 //! absent key.
 
-use super::index::{SLOTS_PER_BUCKET, home_bucket, position_in_slot, tag};
+use super::index::{SLOTS_PER_BUCKET, home_bucket, position_in_slot, tag_of_hash};
 use super::log::{ItemHeader, checksum_of};
 
 /// Bytes of a bucket of the index.
@@ -29,7 +29,7 @@ pub(crate) struct CandidatePositions {
 
 impl CandidatePositions {
     /// Reads a bucket with any contents.
-    pub(crate) fn of(bucket: &[u8], hash: u64) -> Self {
+    pub(crate) fn from_bucket(bucket: &[u8], hash: u64) -> Self {
         let mut found = Self {
             bucket_is_full: true,
             ..Self::default()
@@ -37,7 +37,7 @@ impl CandidatePositions {
         for word in bucket.as_chunks::<8>().0.iter().take(SLOTS_PER_BUCKET) {
             let word = u64::from_le_bytes(*word);
             found.bucket_is_full &= word != 0;
-            if word >> 48 == tag(hash) && word & 0xff_ffff_ffff != 0 {
+            if word >> 48 == tag_of_hash(hash) && word & 0xff_ffff_ffff != 0 {
                 found.item_offsets[found.remaining_count] = position_in_slot(word) as u64 * 8;
                 found.remaining_count += 1;
             }
@@ -89,7 +89,7 @@ pub(crate) fn decode_item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Decoded
     DecodedItem::Item {
         version: header.version,
         value: &bytes[value_at..value_at + header.value_bytes],
-        expires: header.expires,
+        expires: header.has_expiry_time,
     }
 }
 
@@ -127,7 +127,8 @@ mod tests {
         let mut bucket = home_bucket_of(hash, buckets);
         for _ in 0..buckets {
             let at = usize::try_from(bucket).expect("small") * BUCKET_BYTES;
-            let mut candidates = CandidatePositions::of(&index[at..at + BUCKET_BYTES], hash);
+            let mut candidates =
+                CandidatePositions::from_bucket(&index[at..at + BUCKET_BYTES], hash);
             while let Some(at) = candidates.pop_item_offset() {
                 let at = usize::try_from(at).expect("small");
                 if let DecodedItem::Item { version, value, .. } = decode_item(&log[at..], key, 7) {
@@ -193,7 +194,7 @@ mod tests {
         fn any_bytes_are_nothing_that_was_put(bytes in prop::collection::vec(any::<u8>(), 0..200), hash: u64) {
             let seen = decode_item(&bytes, b"key", 7);
             prop_assert!(!matches!(seen, DecodedItem::Item { .. } | DecodedItem::OtherKey), "{seen:?}");
-            let mut candidates = CandidatePositions::of(&bytes, hash);
+            let mut candidates = CandidatePositions::from_bucket(&bytes, hash);
             while candidates.pop_item_offset().is_some() {}
         }
     }

@@ -117,7 +117,7 @@ struct TableKeys {
 
 /// Returns a record's index in `hashes`.
 #[expect(clippy::cast_possible_truncation, reason = "a table that is in memory")]
-fn index(record: u64) -> usize {
+fn hash_index_of_record(record: u64) -> usize {
     record as usize
 }
 
@@ -140,8 +140,8 @@ impl RecordTable {
             Access::REMOTE_READ
         };
         let bytes = usize::try_from(shape.memory_bytes()).unwrap_or(usize::MAX);
-        let count = usize::try_from(shape.records).unwrap_or(0);
-        let first = shape.homes + shape.neighbours as u64 - 1;
+        let count = usize::try_from(shape.record_count).unwrap_or(0);
+        let first = shape.home_count + shape.records_per_neighbourhood as u64 - 1;
         let memory = Arc::new(pd.alloc(bytes, access)?);
         let atomics = if writes {
             let own = memory.register_again(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
@@ -156,7 +156,7 @@ impl RecordTable {
             keys: Mutex::new(TableKeys {
                 hashes: vec![0; count],
                 overflow_records: HashMap::new(),
-                free_overflow_records: (first..shape.records).rev().collect(),
+                free_overflow_records: (first..shape.record_count).rev().collect(),
                 max_removed_version: 0,
                 stats: PartitionStats::default(),
                 body_buffer: vec![0; shape.body_bytes()],
@@ -173,7 +173,7 @@ impl RecordTable {
     /// present.
     pub(crate) fn stats(&self) -> PartitionStats {
         PartitionStats {
-            memory_bytes: self.record_layout.memory_bytes() + 8 * self.record_layout.records,
+            memory_bytes: self.record_layout.memory_bytes() + 8 * self.record_layout.record_count,
             ..self.lock_keys().stats
         }
     }
@@ -182,14 +182,14 @@ impl RecordTable {
         lock(&self.keys)
     }
 
-    fn read(&self, record: u64, into: &mut [u8]) {
+    fn read_body_bytes(&self, record: u64, into: &mut [u8]) {
         let at = usize::try_from(self.record_layout.body_offset(record)).unwrap_or(usize::MAX);
         if self.memory.read_at(at, into).is_err() {
             into.fill(0);
         }
     }
 
-    fn write(&self, record: u64, body: &[u8]) {
+    fn write_body_bytes(&self, record: u64, body: &[u8]) {
         let at = usize::try_from(self.record_layout.body_offset(record)).unwrap_or(usize::MAX);
         // Records are this table's own or were checked, so the write cannot fail.
         let _ = self.memory.write_at(at, body);
@@ -199,8 +199,8 @@ impl RecordTable {
     fn find_record(&self, keys: &mut TableKeys, hash: u64, key: &[u8]) -> Option<u64> {
         let home = self.record_layout.first_record_of_hash(hash);
         let key_hash = hash.max(1);
-        let neighbourhood = (home..home + self.record_layout.neighbours as u64)
-            .filter(|&record| keys.hashes.get(index(record)) == Some(&key_hash));
+        let neighbourhood = (home..home + self.record_layout.records_per_neighbourhood as u64)
+            .filter(|&record| keys.hashes.get(hash_index_of_record(record)) == Some(&key_hash));
         let overflow = keys
             .overflow_records
             .get(&key_hash)
@@ -209,7 +209,7 @@ impl RecordTable {
             .copied();
         let buffer = &mut keys.body_buffer;
         neighbourhood.chain(overflow).find(|&record| {
-            self.read(record, buffer);
+            self.read_body_bytes(record, buffer);
             // A torn body also matches: a record's key does not change.
             self.record_layout
                 .decode_body(buffer, (self.hash_seed, record), key)
@@ -220,7 +220,7 @@ impl RecordTable {
     /// Assigns a record to a key, and stores the key in it without a value.
     fn assign_record(&self, keys: &mut TableKeys, hash: u64, key: &[u8]) -> Option<u64> {
         let record = self.reserve_record(keys, hash)?;
-        self.write_body(keys, record, key, keys.max_removed_version, None);
+        self.encode_and_write_body(keys, record, key, keys.max_removed_version, None);
         // A record that was reclaimed is locked until now.
         self.release_server_lock(record);
         Some(record)
@@ -231,8 +231,8 @@ impl RecordTable {
     fn reserve_record(&self, keys: &mut TableKeys, hash: u64) -> Option<u64> {
         let home = self.record_layout.first_record_of_hash(hash);
         let key_hash = hash.max(1);
-        let neighbourhood = home..home + self.record_layout.neighbours as u64;
-        let is_free = |record: &u64| keys.hashes.get(index(*record)) == Some(&0);
+        let neighbourhood = home..home + self.record_layout.records_per_neighbourhood as u64;
+        let is_free = |record: &u64| keys.hashes.get(hash_index_of_record(*record)) == Some(&0);
         let record = match neighbourhood.clone().find(is_free) {
             Some(record) => record,
             None => match neighbourhood
@@ -250,12 +250,12 @@ impl RecordTable {
                 }
             },
         };
-        keys.hashes[index(record)] = key_hash;
+        keys.hashes[hash_index_of_record(record)] = key_hash;
         keys.stats.items += 1;
         Some(record)
     }
 
-    fn write_body(
+    fn encode_and_write_body(
         &self,
         keys: &mut TableKeys,
         record: u64,
@@ -267,7 +267,7 @@ impl RecordTable {
         let identity = (self.hash_seed, record);
         self.record_layout
             .encode_body(body, identity, key, version, value);
-        self.write(record, body);
+        self.write_body_bytes(record, body);
     }
 
     /// Stores an item before any client connects, and returns its record. The record of a new key is written once,
@@ -284,10 +284,10 @@ impl RecordTable {
         }
         let Some(record) = self.reserve_record(&mut keys, hash) else {
             keys.stats.refused_full += 1;
-            return Err(Refusal::Full);
+            return Err(Refusal::StoreFull);
         };
         let version = keys.max_removed_version + 1;
-        self.write_body(&mut keys, record, key, version, Some(value));
+        self.encode_and_write_body(&mut keys, record, key, version, Some(value));
         self.release_server_lock(record);
         Ok(record)
     }
@@ -295,11 +295,11 @@ impl RecordTable {
     /// Locks a record whose key was removed, so that a new key can use the record. Returns true on success.
     fn lock_removed_record(&self, keys: &mut TableKeys, record: u64) -> bool {
         let removed = |keys: &mut TableKeys| {
-            self.read(record, &mut keys.body_buffer);
+            self.read_body_bytes(record, &mut keys.body_buffer);
             self.record_layout
                 .version_if_removed(&keys.body_buffer, (self.hash_seed, record))
         };
-        if removed(keys).is_none() || !self.try_lock(record) {
+        if removed(keys).is_none() || !self.try_lock_record(record) {
             return false;
         }
         // A client may have set the key again before the lock was taken.
@@ -312,7 +312,7 @@ impl RecordTable {
         true
     }
 
-    fn try_lock(&self, record: u64) -> bool {
+    fn try_lock_record(&self, record: u64) -> bool {
         let Some(atomics) = &self.loopback_lock_access else {
             return false;
         };
@@ -355,14 +355,14 @@ impl RecordTable {
         }
         let assigned = self.assign_record(keys, hash, key);
         keys.stats.refused_full += u64::from(assigned.is_none());
-        assigned.ok_or(Refusal::Full)
+        assigned.ok_or(Refusal::StoreFull)
     }
 
     /// Copies the value of a key and returns its version. The table must be one that only the server changes.
     pub(crate) fn get(&self, hash: u64, key: &[u8], into: &mut Vec<u8>) -> Option<u64> {
         let keys = &mut *self.lock_keys();
         let record = self.find_record(keys, hash, key)?;
-        self.read(record, &mut keys.body_buffer);
+        self.read_body_bytes(record, &mut keys.body_buffer);
         match self
             .record_layout
             .decode_body(&keys.body_buffer, (self.hash_seed, record), key)
@@ -395,7 +395,7 @@ impl RecordTable {
         let there = self.find_record(keys, hash, key);
         let (mut last, mut present) = (keys.max_removed_version, false);
         if let Some(record) = there {
-            self.read(record, &mut keys.body_buffer);
+            self.read_body_bytes(record, &mut keys.body_buffer);
             if let DecodedBody::Match { version, value } =
                 self.record_layout
                     .decode_body(&keys.body_buffer, (self.hash_seed, record), key)
@@ -410,7 +410,7 @@ impl RecordTable {
         };
         let Some(record) = there.or_else(|| self.assign_record(keys, hash, key)) else {
             keys.stats.refused_full += 1;
-            return Err(Refusal::Full);
+            return Err(Refusal::StoreFull);
         };
         let mut body = std::mem::take(&mut keys.body_buffer);
         match value {
@@ -423,7 +423,7 @@ impl RecordTable {
             ),
             None => {
                 body.fill(0);
-                let key_hash = std::mem::take(&mut keys.hashes[index(record)]);
+                let key_hash = std::mem::take(&mut keys.hashes[hash_index_of_record(record)]);
                 keys.max_removed_version = keys.max_removed_version.max(version);
                 keys.stats.items -= 1;
                 if let Some(overflow) = keys.overflow_records.get_mut(&key_hash)
@@ -437,7 +437,7 @@ impl RecordTable {
                 }
             }
         }
-        self.write(record, &body);
+        self.write_body_bytes(record, &body);
         keys.body_buffer = body;
         Ok(version)
     }
@@ -446,7 +446,7 @@ impl RecordTable {
 impl LockTable for RecordTable {
     fn lock_word_of(&self, record: u64) -> Option<&AtomicU64> {
         let at = usize::try_from(self.record_layout.lock_offset(record)).ok()?;
-        (record < self.record_layout.records).then(|| self.memory.atomic_u64(at).ok())?
+        (record < self.record_layout.record_count).then(|| self.memory.atomic_u64(at).ok())?
     }
 
     fn redo_entry_bytes(&self) -> usize {
@@ -467,7 +467,7 @@ impl LockTable for RecordTable {
         if lock_word_owner(word) != owner || lock.load(Ordering::Acquire) != word {
             return false;
         }
-        self.write(record, body);
+        self.write_body_bytes(record, body);
         lock.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
