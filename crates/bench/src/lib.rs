@@ -4,9 +4,9 @@
 //! is the other end, the same program started again. They agree on the measurement over a pipe
 //! ([`link`]) and exchange real verbs. Only work that the receiving end has checked is counted.
 //! - [`goal`]: the rows, their peers, and their goals;
-//! - [`run`]: the interleaved rounds and their summary, with near and far cores apart; [`record`]:
+//! - [`run`]: the interleaved rounds and their summary, with near and far cores apart; [`run_circumstances`]:
 //!   the circumstances of a run;
-//! - [`breakdown`]: the breakdown of a message's time;
+//! - [`message_time_breakdown`]: the breakdown of a message's time;
 //! - [`micro`]: one verb at a time with every parameter, and the same on two NICs;
 //! - `rows`: this project's side of every row, mostly parameters of the microbenchmarks;
 //! - [`events`]: round trips between processes that sleep, compared with sockets;
@@ -15,14 +15,14 @@
 //! - [`collective`]: collectives over a ring of threads;
 //! - [`crowd`]: many polling processes on two cores;
 //! - [`depth`]: requests and responses of a storage target, at several depths;
-//! - [`pin`], [`bounce`]: the choice of cores, and their distance;
+//! - [`core_pinning`], [`cache_line_bounce`]: the choice of cores, and their distance;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
 //! - [`peers`]: UCX, Redis, LMDB behind TCP, plain copies, bare rings, plain UDP and TCP between
 //!   processes;
-//! - [`usage`]: CPU time and memory of a process;
+//! - [`resource_usage`]: CPU time and memory of a process;
 //! - [`worker`], [`link`]: the worker process and the connection to it; [`remote`]: a worker on
 //!   another host;
-//! - [`nic`]: the NIC that is measured.
+//! - [`open_nic`]: the NIC that is measured.
 //!
 //! Results are medians of interleaved rounds with their spread ([`stats`]).
 

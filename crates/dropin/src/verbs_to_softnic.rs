@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     list
 }
 
-/// Opens a device, and records for [`bypass`] that the process has opened a device.
+/// Opens a device, and records for [`report_unused_nic`] that the process has opened a device.
 pub(crate) unsafe extern "C" fn ibv_open_device(
     device: *mut verbs_abi::ibv_device,
 ) -> *mut verbs_abi::ibv_context {

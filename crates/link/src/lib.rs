@@ -6,7 +6,7 @@
 //! - [`batch`]: batches of packets to send, in bursts that the kernel segments (UDP GSO), with their ICRCs.
 //! - [`endpoint`]: the sockets, with send and receive.
 //! - [`counters`]: the counters of an endpoint's addresses.
-//! - [`probe`]: the features that an endpoint would have.
+//! - [`probe_features`]: the features that an endpoint would have.
 //! - `shared`, `group`, `members`, `steering`: sharing of an address by the processes of a fabric, and the kernel's
 //!   choice among them.
 //! - `handover`: forwarding of packets from the wrong process.

@@ -6,10 +6,10 @@
 //!
 //! - [`flows`]: the queue pairs that get a packet.
 //! - [`qp_state`]: the states of a queue pair, and its legal modifications.
-//! - [`retry`]: the time after which a requester gives up.
+//! - [`retry_timeouts`]: the time after which a requester gives up.
 //! - [`rights`]: the access check of work requests.
-//! - [`tags`]: the receive that a tagged message matches.
-//! - [`verbs`]: the verbs of each transport, and the opcodes of their completions.
+//! - [`tag_matching`]: the receive that a tagged message matches.
+//! - [`transport_opcodes`]: the verbs of each transport, and the opcodes of their completions.
 //! - [`yielding`]: yielding of the core by a thread that polls without success.
 
 #![forbid(unsafe_code)]

@@ -166,7 +166,7 @@ impl<B> TagList<B> {
     /// Removes and returns the entry at an index.
     ///
     /// # Panics
-    /// Panics as [`entry`](Self::entry) does.
+    /// Panics as [`entry`](Self::entry_at) does.
     pub fn remove_entry_at(&mut self, at: usize) -> TagEntry<B> {
         self.entries.remove(at)
     }

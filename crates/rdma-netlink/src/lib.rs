@@ -1,7 +1,7 @@
 //! The RDMA netlink family (`NETLINK_RDMA`, `linux:include/uapi/rdma/rdma_netlink.h`) for a device that the kernel does not
 //! know: requests of clients such as `rdma(8)` of iproute2, and the kernel's answers.
 //!
-//! - [`answer()`]: from a datagram of a client to the datagrams of the kernel. It does no I/O.
+//! - [`build_answers()`]: from a datagram of a client to the datagrams of the kernel. It does no I/O.
 //! - [`sysfs`]: the devices as the files of sysfs describe them.
 //!
 //! The commands of the client NLDEV that only read are answered: devices, ports, the subsystem, counters, resources.

@@ -129,7 +129,7 @@ pub unsafe fn read_sockaddr(addr: *const sockaddr) -> Option<IdAddress> {
 /// Reads an IPv4 or IPv6 address; `None` for NULL and for other families.
 ///
 /// # Safety
-/// As for [`read`].
+/// As for [`read_sockaddr`].
 unsafe fn read_ip_sockaddr(addr: *const sockaddr) -> Option<SocketAddr> {
     // SAFETY: the pointer is not NULL, so at least the family can be read, and the family determines the length.
     unsafe {

@@ -344,7 +344,7 @@ pub(crate) fn wait_for_next_request(listener: &CmId) -> Result<(*mut rdma_cm_eve
 /// Frees an event, which counts as its acknowledgement: `rdma_ack_cm_event(3)`.
 ///
 /// # Safety
-/// `event` came from [`next_event`], and is acknowledged only once.
+/// `event` came from [`wait_for_next_event`], and is acknowledged only once.
 pub unsafe fn acknowledge_event(event: *mut rdma_cm_event) {
     // SAFETY: contract of this function; the handle points to the first field.
     let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };

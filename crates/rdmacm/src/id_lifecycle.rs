@@ -294,7 +294,7 @@ pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
 /// Destroys an id with its queue pair and shared receive queue: `rdma_destroy_ep(3)`.
 ///
 /// # Safety
-/// As for [`destroy`].
+/// As for [`destroy_id`].
 pub unsafe fn destroy_with_queues(handle: *mut rdma_cm_id) {
     // SAFETY: contract of this function.
     unsafe {

@@ -6,9 +6,9 @@
 //! - [`opcode`], [`packet`], [`icrc`]: the bytes between the UDP header and the end of a frame (IBTA vol. 1, chapter 9,
 //!   and annex A17).
 //! - [`cm`], [`mad`]: messages of communication management (chapters 12 and 13).
-//! - [`gsi`]: the process of a host that receives a message of communication management.
+//! - [`mad_delivery`]: the process of a host that receives a message of communication management.
 //! - [`psn`]: packet sequence numbers.
-//! - [`request`], [`target`]: work requests, and the memory of requester and responder.
+//! - [`request`], [`responder_target`]: work requests, and the memory of requester and responder.
 //! - [`rc`], [`uc`]: requester and responder of reliable connections, sender and receiver of unreliable ones.
 //! - [`counts`]: the counters of these state machines.
 //! - [`dcqcn`]: congestion notifications, and the rate limit of senders that receive them.

@@ -144,7 +144,7 @@ impl BufferedUdQp {
         self.posted_sends - self.completed_sends < self.max_outstanding_sends
     }
 
-    /// Sends a datagram of two parts from the local address `from`. The send queue must have [room](Self::has_room),
+    /// Sends a datagram of two parts from the local address `from`. The send queue must have [room](Self::has_send_queue_room),
     /// and the datagram must not exceed the [MTU](Self::mtu).
     ///
     /// # Errors

@@ -246,7 +246,7 @@ impl DatagramSocket {
         }
     }
 
-    /// As [`crate::socket::StreamSocket::poll_events`].
+    /// As [`crate::stream_socket::StreamSocket::poll_events`].
     pub(crate) fn poll_events(
         &self,
         events: libc::c_short,

@@ -8,8 +8,8 @@
 //!   detection of dead processes and cleanup.
 //! - [`mem`]: the backing of registered memory, access to peers' memory, every copy, remote atomics.
 //! - [`keys`]: L_Keys and R_Keys, memory windows, and pinning of a region during an access.
-//! - [`environment`]: the access to other processes' memory that this machine permits.
-//! - [`barrier`], [`sync`], [`clock`], [`errno`]: small helpers of these modules.
+//! - [`peer_access_check`]: the access to other processes' memory that this machine permits.
+//! - [`membarrier`], [`sync`], [`clock`], [`errno`]: small helpers of these modules.
 //!
 //! The crate knows neither work requests nor completions.
 #![deny(unsafe_code)]

@@ -16,7 +16,7 @@ pub(crate) struct SimulatedThread {
     pub(crate) state: ThreadState,
     /// True if `further_polled_cqs` is not empty.
     pub(crate) polls_several_cqs: bool,
-    /// True while the thread waits in [`idle_polling`](crate::idle_polling).
+    /// True while the thread waits in [`idle_polling`](crate::suspend_while_polling_cq).
     pub(crate) waits_in_polling_loop: bool,
     pub(crate) clock: Ps,
     /// Time at which the thread resumes, unless it runs. An event is queued for this time, or the timer's event for an
@@ -34,7 +34,7 @@ pub(crate) struct SimulatedThread {
     pub(crate) coroutine: Option<Box<ThreadCoroutine>>,
     /// Further completion queues that the thread polled.
     pub(crate) further_polled_cqs: Vec<u32>,
-    /// The completion queue, the start and the end of the current wait in [`idle_polling`](crate::idle_polling).
+    /// The completion queue, the start and the end of the current wait in [`idle_polling`](crate::suspend_while_polling_cq).
     pub(crate) polling_loop: PollingLoop,
 }
 

@@ -4,7 +4,7 @@
 //! peer's request for a wake byte after that. The peer looks for bytes after its request has come here. So one of them
 //! finds what the other has written.
 //!
-//! 1. Both ends exchange their states by datagrams ([`crate::lookup`]), and connect their queue pairs.
+//! 1. Both ends exchange their states by datagrams ([`crate::peer_lookup`]), and connect their queue pairs.
 //! 2. Each end sends a first WRITE, the hello. An end whose hello has arrived and that has the peer's knows that packets
 //!    travel both ways.
 //! 3. Then it tells the peer after how many bytes by TCP its bytes come by RDMA. From there on its TCP stream has records.

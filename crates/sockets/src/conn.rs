@@ -1,13 +1,13 @@
 //! A TCP connection, which begins on TCP, changes to RDMA, and can be demoted to TCP.
 //!
-//! The kernel's connection stays open underneath. Both ends find one [page](crate::page) by the two addresses. When
+//! The kernel's connection stays open underneath. Both ends find one [page](crate::connection_page) by the two addresses. When
 //! both have connected their queue pairs, each direction changes to RDMA at a byte that the sender writes into the
 //! page. From then on, the TCP stream carries wake bytes, which are counted, until the direction is demoted; then plain
 //! bytes follow again. Because all bytes are counted, the stream needs no markers, and bytes of one kind cannot be
 //! taken for another.
 //!
 //! Between hosts each end has a page of its own, and the stream has records in place of counted wake bytes
-//! ([`crate::remote`], `between_hosts.rs`).
+//! ([`crate::remote_peer`], `between_hosts.rs`).
 //!
 //! Lock order: `setup`, `rx`, `tx`, then the page's locks: receiving, sending of side 0, sending of side 1.
 

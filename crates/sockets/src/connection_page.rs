@@ -2,7 +2,7 @@
 //!
 //! The page is a file in the fabric's folder, named by the two addresses. All words are atomics; cursors count bytes
 //! from the start of the connection. The data and its tail go by RDMA WRITE instead ([`crate::ring`]). Between hosts
-//! each end has a page of its own ([`crate::remote`]).
+//! each end has a page of its own ([`crate::remote_peer`]).
 
 use std::fs;
 use std::io;

@@ -1,7 +1,7 @@
 //! Rings that peers WRITE into, in SysV segments to which other processes of this user can attach.
 //!
 //! A slot begins with a page, whose first word is the number of bytes that the peer has written. Between hosts, further
-//! words are the peer's mailbox ([`crate::remote`]). The ring follows.
+//! words are the peer's mailbox ([`crate::remote_peer`]). The ring follows.
 
 use std::io;
 use std::sync::Arc;

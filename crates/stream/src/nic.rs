@@ -210,7 +210,7 @@ impl Nic {
         self.reactors.current_or_create(&self.context)
     }
 
-    /// Creates a queue pair as [`prepare`](Self::prepare) does, with a completion channel of its own.
+    /// Creates a queue pair as [`prepare`](Self::prepare_qp) does, with a completion channel of its own.
     pub(crate) fn prepare_qp_with_own_channel(&self) -> Result<PreparedConnection, SetupError> {
         self.prepare_qp(&create_nonblocking_channel(&self.context)?)
     }

@@ -2,7 +2,7 @@
 //!
 //! The `main` of a test program calls [`main()`]. Started by cargo, the program is the parent. The parent
 //! starts its own program again for each test, several at a time, detects hangs, and counts results. Started
-//! by the parent, the program plays a *role*: a test, or a process that a test needs ([`crate::peer`],
+//! by the parent, the program plays a *role*: a test, or a process that a test needs ([`crate::child_processes`],
 //! [`crate::worker`] …).
 
 use std::fs::File;

@@ -18,7 +18,7 @@
 //!
 //! Layers, bottom up: [`memory`] and [`objects`] hold all unsafe code and make verbs objects that destroy
 //! themselves. [`wr`] builds work requests, [`pair`] builds connected queue pairs, and `suite` holds the
-//! tests. [`peer`] and [`worker`] are the other processes of tests with several processes.
+//! tests. [`child_processes`] and [`worker`] are the other processes of tests with several processes.
 
 #![deny(unsafe_code)]
 

@@ -113,7 +113,7 @@ impl ZeroedMemory {
         }
     }
 
-    /// Makes page `page` of [`pages`](Self::pages) inaccessible or read-only.
+    /// Makes page `page` of [`pages`](Self::map_pages) inaccessible or read-only.
     pub fn protect_page(&self, page: usize, readable: bool) {
         assert!(
             matches!(self.backing_allocation, BackingAllocation::Pages(_))

@@ -93,7 +93,7 @@ impl TagSrq {
         self.post_tag_operation(wr)
     }
 
-    /// Removes a receive that [`add`](Self::add) has added.
+    /// Removes a receive that [`add`](Self::post_tag_add) has added.
     ///
     /// # Errors
     /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).

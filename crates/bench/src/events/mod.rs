@@ -74,7 +74,7 @@ fn run_driver_side(
 /// Runs the answering end in the worker process.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`measure_with_worker`].
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &EventsJob) -> Result<()> {
     let mut end: Box<dyn SleepingEndpoint> = match order.transport {
         Transport::Verbs => Box::new(completion_channel::EventDrivenQp::open_and_connect(

@@ -3,7 +3,7 @@
 //! A [`VerbStream`] keeps windows of WRs outstanding and measures a rate. A [`PingPong`] has one
 //! message under way and measures a latency. Both run for a time instead of a count, so that a NIC
 //! that is a hundred times slower takes no longer. Both check every message or, for RDMA WRITEs,
-//! the last message of each slot. [`compare`] runs the same on two NICs and compares them with
+//! the last message of each slot. [`compare_nics`] runs the same on two NICs and compares them with
 //! `perftest`.
 
 pub mod compare_nics;

@@ -1,7 +1,7 @@
 //! The remote B-tree's own server and clients on a simulated cluster, with the server on the host
 //! or on the DPU of its machine.
 //!
-//! Walks cost as much as in a tree of [`BtreeParameters::keys`] keys. The real tree has as many levels but
+//! Walks cost as much as in a tree of [`BtreeParameters::cost_tree_key_count`] keys. The real tree has as many levels but
 //! fewer keys.
 
 use std::cell::Cell;

@@ -53,7 +53,7 @@ pub struct KvParameters {
     #[serde(rename = "queues")]
     pub ud_qps_per_worker: usize,
     /// True if clients and workers use the loops of the benchmark of the paper's authors, see
-    /// [`KvParameters::atc16`].
+    /// [`Self::rdma_bench_setup`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[serde(rename = "atc16")]
     pub uses_rdma_bench_loops: bool,

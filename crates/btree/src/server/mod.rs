@@ -386,7 +386,7 @@ impl<T: KeyOrValue> BtreeService<T> {
     /// the number of loaded entries.
     ///
     /// # Errors
-    /// [`LoadError`](crate::tree::LoadError), or [`Refusal`].
+    /// [`LoadError`](crate::tree::BulkLoadError), or [`Refusal`].
     pub fn bulk_load(
         &self,
         tree: usize,

@@ -46,7 +46,7 @@ impl<T: KeyOrValue> Store<T> {
     /// the load fails and the entry stays.
     ///
     /// # Errors
-    /// [`LoadError`]; the tree is then unchanged.
+    /// [`BulkLoadError`]; the tree is then unchanged.
     pub fn bulk_load(
         &self,
         tree: usize,

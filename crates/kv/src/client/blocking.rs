@@ -41,7 +41,7 @@ impl RequestResult {
     }
 }
 
-/// A started request. [`Client::take_outcome`] and [`Client::spin_or_sleep_or_time_out`] return its outcome.
+/// A started request. [`Client::take_outcome`] and [`Client::wait`] return its outcome.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "the outcome is kept until it is taken"]
 pub struct RequestTicket(u64);

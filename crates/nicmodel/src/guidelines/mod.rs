@@ -1,6 +1,6 @@
 //! The design guidelines as values: each finds a violation, gives the advice, and predicts the gain.
 //!
-//! Each guideline is a file of its own; a new guideline is a new file and its line in [`ALL`].
+//! Each guideline is a file of its own; a new guideline is a new file and its line in [`ALL_GUIDELINES`].
 
 mod atomic_locks;
 mod change_steps;

@@ -48,7 +48,7 @@ impl OperationProfile {
         (fitted, notes)
     }
 
-    /// Returns the transactions on the PCIe link of the program's machine for one operation of [`Self::mix`].
+    /// Returns the transactions on the PCIe link of the program's machine for one operation of [`Self::own_machine_mix`].
     ///
     /// # Errors
     /// Returned if the NIC cannot execute one of the operations.

@@ -251,7 +251,7 @@ unsafe fn fill_from_host_addrinfo(
 /// id of its port.
 ///
 /// # Safety
-/// As for [`crate::addr::read`].
+/// As for [`crate::addr::read_sockaddr`].
 unsafe fn ib_sockaddr_from_ipv6(
     addr: *const sockaddr,
     port_space: c_int,

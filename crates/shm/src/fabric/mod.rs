@@ -8,7 +8,7 @@
 //!   queues and memory regions as peers see them, the mailbox, and the rings into which the process sends.
 //! - `INCARNATION.wake`: a FIFO; a byte in it wakes the process's engine.
 //! - `INCARNATION.NUMBER.channel`: a FIFO; a token in it announces an event of a completion channel
-//!   ([`channel`]).
+//!   ([`completion_channel`]).
 //!
 //! A killed process leaves its directory entry and files behind. The next process that joins removes them if
 //! no process with that pid and start time runs. Each engine watches a pidfd of each connected peer and so

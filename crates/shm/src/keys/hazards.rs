@@ -62,7 +62,7 @@ impl Hazards {
             .map(|claim| claim.hazard_slot)
     }
 
-    /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
+    /// Pins a region as [`pin`](Self::pin_region) does, in a free word of the calling thread's hazard slot.
     #[inline(always)]
     pub(super) fn pin_in_hazard_word(
         &self,

@@ -108,7 +108,7 @@ pub(super) unsafe extern "C" fn post_recv(
 /// Posts to the receive queue of a queue pair.
 ///
 /// # Safety
-/// `wr` and `bad_wr` are as for [`post_sends`].
+/// `wr` and `bad_wr` are as for [`post_send`].
 #[inline(always)]
 pub(super) unsafe fn post_recv_to_qp(
     qp: &Qp,

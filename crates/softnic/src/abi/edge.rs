@@ -1,6 +1,6 @@
 //! The boundary between C and the verbs: `c_edge`, and the rules that only verbs have.
 //!
-//! - A handle stays a raw pointer that is not dereferenced: [`live`](crate::live) looks it up.
+//! - A handle stays a raw pointer that is not dereferenced: [`live`](crate::live_handles) looks it up.
 //! - A fault plan may refuse verbs outside the data path.
 
 use verbs_abi::ibv_grh;

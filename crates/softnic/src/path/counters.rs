@@ -168,7 +168,7 @@ pub(crate) fn port_with_address_or_first(
 
 /// Counts of this process's packets.
 pub(crate) struct PacketCounters {
-    /// The counts of each port, by [`index`].
+    /// The counts of each port, by [`port_index`].
     counts_by_port: [[AtomicU64; COUNT]; MAX_PORTS_OF_HOST],
     /// True if the engine knows that there are counts to be published.
     is_engine_called: AtomicBool,

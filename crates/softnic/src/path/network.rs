@@ -312,7 +312,7 @@ impl PacketPath {
     }
 
     /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, until `make` returns false.
-    /// [`flush`](Self::flush) sends them.
+    /// [`flush`](Self::send_enqueued) sends them.
     pub(crate) fn enqueue_packets(
         &self,
         qpn: u32,
@@ -337,7 +337,7 @@ impl PacketPath {
         }
     }
 
-    /// Takes one packet that `make` makes; [`flush`](Self::flush) sends it.
+    /// Takes one packet that `make` makes; [`flush`](Self::send_enqueued) sends it.
     pub(crate) fn enqueue_packet(
         &self,
         qpn: u32,

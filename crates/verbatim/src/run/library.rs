@@ -21,7 +21,7 @@ const TAP_LIBRARY: &str = "libverbatim_tap.so";
 const VIEW_LIBRARY: &str = "libverbatim_view.so";
 /// The library that carries TCP connections over RDMA.
 const SOCKETS_LIBRARY: &str = "libverbatim_sockets.so";
-/// Folder beside the libraries with links to this program under other names, see [`super::tools`].
+/// Folder beside the libraries with links to this program under other names, see [`super::rdma_tool`].
 pub(super) const TOOL_LINKS_FOLDER: &str = "bin";
 /// Name of this program in that folder.
 const TOOL_LINK_NAME: &str = "rdma";

@@ -9,8 +9,8 @@
 //! - [`identity`]: the identity that the device reports;
 //! - [`library`]: the search for the libraries, and [`mod@preload`]: the programs into which a library is preloaded;
 //! - [`view`]: the device's files, in a [`namespace`] of the program's own;
-//! - [`copies`]: the device's files if a namespace is forbidden;
-//! - [`tools`]: `rdma(8)`, which queries the kernel;
+//! - [`view_file_copies`]: the device's files if a namespace is forbidden;
+//! - [`rdma_tool`]: `rdma(8)`, which queries the kernel;
 //! - [`summary`]: the report on the program's use of RDMA.
 
 mod identity;

@@ -240,7 +240,7 @@ impl Producer {
     }
 
     /// Adds the record whose payload was [placed](Self::place_for_payload) to the open postlist. The consumer sees
-    /// nothing before [`Self::publish`].
+    /// nothing before [`Self::publish_postlist`].
     #[inline(always)]
     pub fn add_to_postlist(&mut self, header: RecordHeader, payload: usize) {
         self.cursor.add_to_postlist(header, payload);
@@ -280,7 +280,7 @@ impl Producer {
     }
 
     /// [Adds](Self::add_to_postlist) the record whose payload was [placed](Self::place_for_payload), and
-    /// [publishes](Self::publish).
+    /// [publishes](Self::publish_postlist).
     #[inline(always)]
     pub fn add_and_publish(&mut self, header: RecordHeader, payload: usize) {
         if self.cursor.unpublished_first.is_some() {
