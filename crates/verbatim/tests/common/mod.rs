@@ -207,19 +207,19 @@ pub fn ask_with(address: &str, count: &str, more: &[&str]) -> (Value, Value) {
     (lines[0]["data"].clone(), lines[1]["data"].clone())
 }
 
-/// Runs the first block of shell commands in a page of `docs`, in a folder; returns the number of
-/// commands. A command that ends in `&` runs in the background until all are done, and the next
-/// command waits for its first line. The ports of Redis and gRPC, 6379 and 50051, are replaced by a
-/// free port.
+/// Runs the shell commands of a page of `docs`, block by block, in a folder; returns the number of commands. A command that
+/// ends in `&` runs in the background until all are done, and the next command waits for its first line. The ports of
+/// Redis and gRPC, 6379 and 50051, are replaced by a free port. Commands find `verbatim` in their `PATH`.
 #[track_caller]
 pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let guide = std::fs::read_to_string(path.join(page)).expect("the guide");
-    let (_, rest) = guide.split_once("```sh\n").expect("commands");
-    let (commands, _) = rest.split_once("```").expect("their end");
+    let blocks = guide.split("```sh\n").skip(1);
+    let blocks = blocks.map(|block| block.split_once("```").expect("the end of a block").0);
+    let commands: Vec<&str> = blocks.flat_map(str::lines).collect();
     let port = free_port().to_string();
     let mut servers = Vec::new();
-    for command in commands.lines() {
+    for command in &commands {
         let words = command.replace("6379", &port).replace("50051", &port);
         let (words, in_background) = match words.strip_suffix('&') {
             Some(words) => (words, true),
@@ -228,7 +228,7 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
         let words: Vec<&str> = words.split_whitespace().collect();
         assert_eq!(words.first(), Some(&"verbatim"), "{command}");
         let mut program = verbatim(&words[1..]);
-        program.current_dir(folder);
+        program.current_dir(folder).env("PATH", path_with_verbatim());
         if in_background {
             let child = program.stdout(Stdio::piped()).spawn();
             let mut server = KillOnDrop(child.expect("it starts"));
@@ -243,7 +243,15 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
             assert!(output.status.success(), "{command}: {err}");
         }
     }
-    commands.lines().count()
+    commands.len()
+}
+
+/// Returns `PATH` with the folder of the tested `verbatim` in front.
+fn path_with_verbatim() -> std::ffi::OsString {
+    let folder = Path::new(env!("CARGO_BIN_EXE_verbatim")).parent();
+    let mut folders = vec![folder.expect("a folder").to_owned()];
+    folders.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    std::env::join_paths(folders).expect("folders without colons")
 }
 
 /// A process that is killed when dropped.

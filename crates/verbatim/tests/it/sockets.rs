@@ -294,5 +294,5 @@ done
 fn the_commands_of_the_guide_run() {
     common::build_libraries();
     let folder = tempfile::tempdir().expect("a folder");
-    assert!(common::run_the_guide("sockets.md", folder.path()) >= 4);
+    assert!(common::run_the_guide("sockets.md", folder.path()) >= 6);
 }

@@ -231,6 +231,6 @@ fn tcp_and_rdma_are_measured_side_by_side() {
 #[test]
 fn the_commands_of_the_guide_run() {
     let folder = tempfile::tempdir().expect("a folder");
-    assert!(common::run_the_guide("valkey.md", folder.path()) >= 5);
+    assert!(common::run_the_guide("valkey.md", folder.path()) >= 7);
     assert!(folder.path().join("rates.svg").exists());
 }
