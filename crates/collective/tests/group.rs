@@ -139,6 +139,24 @@ fn a_long_all_reduce_is_right_with_two_to_four_ranks() {
 }
 
 #[test]
+fn an_all_reduce_of_medium_size_is_right_with_four_and_eight_ranks() {
+    // From recursive doubling over recursive halving to the ring; some counts are not divisible by the ranks.
+    const COUNTS: [usize; 6] = [4096, 4097, 10_007, 32_767, 32_768, 32_769];
+    for ranks in [4, 8] {
+        on_ranks(ranks, WAIT, |mut group, _| {
+            let (rank, ranks) = (group.rank(), group.rank_count());
+            for count in COUNTS {
+                let mut data = numbers(count, |at| element(rank, at));
+                let result = group.all_reduce(&mut data, DataType::I64, Reduction::Sum);
+                result.expect("all-reduce");
+                let sum = |at| (0..ranks).map(|rank| element(rank, at)).sum();
+                assert!(data == numbers(count, sum), "{count} elements");
+            }
+        });
+    }
+}
+
+#[test]
 fn messages_of_both_directions_pass_each_other() {
     on_ranks(3, WAIT, |group, mut messages| {
         let (rank, ranks) = (group.rank(), group.rank_count());

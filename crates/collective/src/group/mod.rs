@@ -3,14 +3,19 @@
 //! Bytes go through registered memory of the group, a part at a time, which stays in the processor's cache. So the
 //! caller's memory is never registered: no peer can write into it, even if a collective fails and the memory is freed.
 //!
-//! An all-reduce of at most [`SHORT_ALL_REDUCE_BYTES`] bytes doubles the distance between partners in each step
-//! (recursive doubling): it takes `log2(ranks)` messages one after the other. A longer one goes around the ring, where
-//! each rank sends the fewest bytes.
+//! An all-reduce chooses its algorithm by size; the fewest messages one after the other win for short ones, the fewest
+//! bytes for long ones:
+//!
+//! - At most [`MAX_RECURSIVE_DOUBLING_BYTES`]: recursive doubling, `log2(ranks)` messages of all bytes.
+//! - At most [`MAX_RECURSIVE_HALVING_BYTES`], and 4, 8, 16… ranks: recursive halving, `2 * log2(ranks)` messages. They have as
+//!   few bytes as those of the ring.
+//! - Longer ones, and other numbers of ranks: the ring, `2 * (ranks - 1)` messages, which are pipelined.
 
 mod connect;
 mod forward_blocks;
 mod messages;
 mod pipelined_all_reduce;
+mod recursive_all_reduce;
 mod transfer;
 
 use std::time::Duration;
@@ -19,7 +24,7 @@ use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
-use crate::ring::{CollectiveCall, DataType, Reduction, Ring, reduce_bytes};
+use crate::ring::{CollectiveCall, DataType, Reduction, Ring};
 pub use connect::PreparedGroup;
 use forward_blocks::{BlockForwarding, BlockOrder};
 pub use messages::{MessageMemory, RankMessenger};
@@ -27,7 +32,9 @@ use pipelined_all_reduce::PipelinedAllReduce;
 use transfer::{RankLink, ReceiveProgress, SendProgress, link_to_rank};
 
 /// Bytes up to which an all-reduce takes recursive doubling.
-const SHORT_ALL_REDUCE_BYTES: usize = 32 << 10;
+const MAX_RECURSIVE_DOUBLING_BYTES: usize = 32 << 10;
+/// Bytes up to which an all-reduce of 4, 8, 16… ranks takes recursive halving.
+const MAX_RECURSIVE_HALVING_BYTES: usize = 256 << 10;
 /// Bytes of registered memory that a reduce-scatter goes through at a time.
 const REDUCE_SCATTER_STAGING_BYTES: usize = 1 << 20;
 /// Bytes of a slice of the ring, at most.
@@ -106,9 +113,12 @@ impl Group {
     ) -> Result<(), Error> {
         check_whole_elements(bytes.len(), data)?;
         let place = (self.rank(), self.rank_count());
-        if bytes.len() <= SHORT_ALL_REDUCE_BYTES || place.1 == 1 {
-            let call = CollectiveCall::AllReduce(data, op);
-            return self.doubling_all_reduce(call, bytes, (data, op));
+        let call = CollectiveCall::AllReduce(data, op);
+        if bytes.len() <= MAX_RECURSIVE_DOUBLING_BYTES || place.1 == 1 {
+            return self.all_reduce_by_recursive_doubling(call, bytes, (data, op));
+        }
+        if bytes.len() <= MAX_RECURSIVE_HALVING_BYTES && place.1 >= 4 && place.1.is_power_of_two() {
+            return self.all_reduce_by_recursive_halving(call, bytes, (data, op));
         }
         PipelinedAllReduce::new(place, bytes, (data, op), &mut self.links).run(self.timeout)
     }
@@ -198,7 +208,7 @@ impl Group {
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
         let elements = (DataType::U8, Reduction::Max);
-        self.doubling_all_reduce(CollectiveCall::Barrier, &mut [0], elements)
+        self.all_reduce_by_recursive_doubling(CollectiveCall::Barrier, &mut [0], elements)
     }
 
     /// Bytes of a rank's block in the staging memory: whole elements of any type.
@@ -215,39 +225,6 @@ impl Group {
             "{buffers} buffers for {} ranks: each rank needs one",
             self.rank_count()
         )))
-    }
-
-    /// All-reduce by recursive doubling. Ranks beyond the largest power of two leave their elements to a partner, and
-    /// get the result from it. Partners reduce the same two operands, so all ranks have the same bytes.
-    fn doubling_all_reduce(
-        &mut self,
-        call: CollectiveCall,
-        bytes: &mut [u8],
-        (data, op): (DataType, Reduction),
-    ) -> Result<(), Error> {
-        let (rank, ranks) = (self.rank(), self.rank_count());
-        let below = 1 << ranks.ilog2();
-        if rank >= below {
-            self.exchange(call, Some((rank - below, bytes)), None)?;
-            return self.exchange(call, None, Some((rank - below, bytes)));
-        }
-        let mut theirs = vec![0; bytes.len()];
-        let extra = Some(rank + below).filter(|extra| *extra < ranks);
-        if let Some(extra) = extra {
-            self.exchange(call, None, Some((extra, &mut theirs)))?;
-            reduce_bytes(bytes, &theirs, data, op);
-        }
-        let mut distance = 1;
-        while distance < below {
-            let partner = rank ^ distance;
-            self.exchange(call, Some((partner, bytes)), Some((partner, &mut theirs)))?;
-            reduce_bytes(bytes, &theirs, data, op);
-            distance *= 2;
-        }
-        match extra {
-            Some(extra) => self.exchange(call, Some((extra, bytes)), None),
-            None => Ok(()),
-        }
     }
 
     /// Sends to a rank while it receives from the same or from another one.

@@ -228,7 +228,9 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
         let words: Vec<&str> = words.split_whitespace().collect();
         assert_eq!(words.first(), Some(&"verbatim"), "{command}");
         let mut program = verbatim(&words[1..]);
-        program.current_dir(folder).env("PATH", path_with_verbatim());
+        program
+            .current_dir(folder)
+            .env("PATH", path_with_verbatim());
         if in_background {
             let child = program.stdout(Stdio::piped()).spawn();
             let mut server = KillOnDrop(child.expect("it starts"));
@@ -250,7 +252,9 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
 fn path_with_verbatim() -> std::ffi::OsString {
     let folder = Path::new(env!("CARGO_BIN_EXE_verbatim")).parent();
     let mut folders = vec![folder.expect("a folder").to_owned()];
-    folders.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
+    folders.extend(std::env::split_paths(
+        &std::env::var_os("PATH").unwrap_or_default(),
+    ));
     std::env::join_paths(folders).expect("folders without colons")
 }
 
