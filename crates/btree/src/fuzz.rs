@@ -3,7 +3,7 @@
 use crate::key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes};
 use crate::node::{LEVEL_FLAGS_COUNT_INDEX, MIN_NODE_BYTES, NextStep, Node, NodeShape};
 use crate::node_words::NodeWords;
-use crate::wire::{Answer, Op, key_and_tree_of_request};
+use crate::wire::{Answer, Operation, key_and_tree_of_request};
 
 /// Words of a node of the smallest size.
 const NODE_WORDS: usize = MIN_NODE_BYTES / 8;
@@ -34,14 +34,14 @@ pub fn check_messages_and_walk_of_any_bytes(bytes: &[u8]) {
 
 /// Decodes the bytes as a server does.
 fn check_request_decoding<T: KeyOrValue>(bytes: &[u8]) {
-    let Some((op, tree, number)) = Op::<T>::decode(bytes) else {
+    let Some((op, tree, number)) = Operation::<T>::decode(bytes) else {
         return;
     };
-    if op != Op::ReadServerLoad {
+    if op != Operation::ReadServerLoad {
         assert_eq!(key_and_tree_of_request(bytes), Some((op.key(), tree)));
     }
     let (again, length) = op.encode(tree, number);
-    let again = Op::decode(&again.as_ref()[..length]);
+    let again = Operation::decode(&again.as_ref()[..length]);
     assert_eq!(again, Some((op, tree, number)));
 }
 

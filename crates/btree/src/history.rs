@@ -20,7 +20,7 @@ use crate::ExecuteRequests;
 use crate::client::{Answer, ClientError, Completion};
 use crate::load::{self, STABLE_KEY_DISTANCE};
 use crate::tree::PutCondition;
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// Fillers around a hot key.
 pub const FILLERS_PER_HOT_KEY: u64 = 16;
@@ -152,7 +152,7 @@ struct RequestChooserAndRecorder<'p> {
 
 impl RequestChooserAndRecorder<'_> {
     /// Chooses a request, records its call, and returns the request with its token.
-    fn choose_and_record_request(&mut self) -> io::Result<(Op, u64)> {
+    fn choose_and_record_request(&mut self) -> io::Result<(Operation, u64)> {
         let dice = self.random.next_below(32);
         let (op, asked) = match dice {
             0 => self.choose_and_record_scan()?,
@@ -186,7 +186,7 @@ impl RequestChooserAndRecorder<'_> {
         &mut self,
         number: u64,
         what: u64,
-    ) -> io::Result<(Op, OutstandingRequest)> {
+    ) -> io::Result<(Operation, OutstandingRequest)> {
         let key = judged_key(number);
         self.last_value_number += 1;
         // No two values of a history are equal, so each identifies its write.
@@ -194,21 +194,24 @@ impl RequestChooserAndRecorder<'_> {
             (self.recorder.client_number() + 1) << 32 | self.last_value_number & 0xffff_ffff;
         let write = |when, condition| {
             let action = RegisterAction::Write { value, condition };
-            (Op::Put { key, value, when }, action)
+            (Operation::Put { key, value, when }, action)
         };
         let (op, action) = match what {
-            ..12 => (Op::Get { key }, RegisterAction::Read),
+            ..12 => (Operation::Get { key }, RegisterAction::Read),
             12..16 => write(PutCondition::Always, WriteCondition::Always),
             16..18 => write(PutCondition::Absent, WriteCondition::Absent),
             18..20 => write(PutCondition::Present, WriteCondition::Present),
-            _ => (Op::Delete { key }, RegisterAction::Remove { version: None }),
+            _ => (
+                Operation::Delete { key },
+                RegisterAction::Remove { version: None },
+            ),
         };
         let number = self.recorder.record_call(number, action)?;
         Ok((op, OutstandingRequest::PointWithHistoryNumber(number)))
     }
 
     /// Chooses a SCAN of up to three groups, or of up to forty entries.
-    fn choose_and_record_scan(&mut self) -> io::Result<(Op, OutstandingRequest)> {
+    fn choose_and_record_scan(&mut self) -> io::Result<(Operation, OutstandingRequest)> {
         let all = self.plan.hot_keys.max(1) * GROUP_DISTANCE;
         let from = self.random.next_below(all);
         let width = 1 + self.random.next_below(3 * GROUP_DISTANCE);
@@ -238,7 +241,7 @@ impl RequestChooserAndRecorder<'_> {
             judged_keys_and_history_numbers: reads,
         };
         Ok((
-            Op::Scan { from, end, limit },
+            Operation::Scan { from, end, limit },
             OutstandingRequest::Scan(scan),
         ))
     }

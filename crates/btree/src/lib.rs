@@ -44,7 +44,7 @@ pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };
 pub use tree::{MovedRange, PutCondition, RangeOwner};
-pub use wire::{HandoverStep, Op};
+pub use wire::{HandoverStep, Operation};
 
 /// A running server. Dropping the server stops it.
 pub type Server<T = u64> = service::Server<BtreeService<T>>;

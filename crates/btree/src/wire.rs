@@ -87,7 +87,7 @@ impl Status {
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op<T: KeyOrValue = u64> {
+pub enum Operation<T: KeyOrValue = u64> {
     /// Reads the value of a key.
     Get {
         /// The key.
@@ -148,8 +148,8 @@ pub enum HandoverStep {
     },
 }
 
-impl<T: KeyOrValue> Op<T> {
-    /// Returns the key by which the request is routed to a server; the least one for [`Op::ReadServerLoad`].
+impl<T: KeyOrValue> Operation<T> {
+    /// Returns the key by which the request is routed to a server; the least one for [`Operation::ReadServerLoad`].
     #[inline]
     pub fn key(&self) -> T {
         match *self {
@@ -416,22 +416,22 @@ mod tests {
     use super::*;
     use crate::key_or_value::{ByteString, NumberSizes, StringSizes};
 
-    fn ops() -> impl Strategy<Value = Op<u64>> {
+    fn ops() -> impl Strategy<Value = Operation<u64>> {
         let when = prop_oneof![
             Just(PutCondition::Always),
             Just(PutCondition::Absent),
             Just(PutCondition::Present)
         ];
         prop_oneof![
-            any::<u64>().prop_map(|key| Op::Get { key }),
-            (any::<u64>(), any::<u64>(), when).prop_map(|(key, value, when)| Op::Put {
+            any::<u64>().prop_map(|key| Operation::Get { key }),
+            (any::<u64>(), any::<u64>(), when).prop_map(|(key, value, when)| Operation::Put {
                 key,
                 value,
                 when
             }),
-            any::<u64>().prop_map(|key| Op::Delete { key }),
+            any::<u64>().prop_map(|key| Operation::Delete { key }),
             (any::<u64>(), any::<Option<u64>>(), 0u32..65536)
-                .prop_map(|(from, end, limit)| Op::Scan { from, end, limit }),
+                .prop_map(|(from, end, limit)| Operation::Scan { from, end, limit }),
             (0u8..4, any::<u16>(), any::<u64>(), any::<Option<u64>>()).prop_map(
                 |(step, server, from, end)| {
                     let step = match step {
@@ -440,10 +440,10 @@ mod tests {
                         2 => HandoverStep::Cede { to: server },
                         _ => HandoverStep::Take { giver: server },
                     };
-                    Op::Handover { step, from, end }
+                    Operation::Handover { step, from, end }
                 }
             ),
-            Just(Op::ReadServerLoad),
+            Just(Operation::ReadServerLoad),
         ]
     }
 
@@ -452,7 +452,7 @@ mod tests {
         fn requests_come_as_they_went(op in ops(), tree: u8, number: u32) {
             let (bytes, length) = op.encode(tree, number);
             prop_assert!(length <= max_request_bytes(NumberSizes));
-            prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
+            prop_assert_eq!(Operation::decode(&bytes[..length]), Some((op, tree, number)));
             prop_assert_eq!(key_and_tree_of_request(&bytes[..length]), Some((op.key(), tree)));
         }
 
@@ -463,16 +463,16 @@ mod tests {
             let sizes = StringSizes { key_bytes: key.len().max(other.len()).max(1), value_bytes: other.len().max(1) };
             let [key, other] = [key, other].map(|bytes| ByteString::new(&bytes).expect("short enough"));
             let op = match kind {
-                0 => Op::Get { key },
-                1 => Op::Put { key, value: other, when: PutCondition::Always },
-                2 => Op::Delete { key },
-                3 => Op::Scan { from: key, end: None, limit: 7 },
-                _ => Op::Scan { from: key, end: Some(other), limit: 7 },
+                0 => Operation::Get { key },
+                1 => Operation::Put { key, value: other, when: PutCondition::Always },
+                2 => Operation::Delete { key },
+                3 => Operation::Scan { from: key, end: None, limit: 7 },
+                _ => Operation::Scan { from: key, end: Some(other), limit: 7 },
             };
             prop_assert!(op.check_lengths(sizes).is_ok());
             let (bytes, length) = op.encode(tree, number);
             prop_assert!(length <= max_request_bytes(sizes));
-            prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
+            prop_assert_eq!(Operation::decode(&bytes[..length]), Some((op, tree, number)));
             prop_assert_eq!(key_and_tree_of_request(&bytes[..length]), Some((key, tree)));
             let shorter = StringSizes { key_bytes: key.len().saturating_sub(1), ..sizes };
             prop_assert_eq!(op.check_lengths(shorter).is_err(), !key.is_empty() || kind == 4 && !other.is_empty());
@@ -494,7 +494,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_read(bytes in vec(any::<u8>(), 0..80)) {
-            let _ = Op::<u64>::decode(&bytes);
+            let _ = Operation::<u64>::decode(&bytes);
             let _ = key_and_tree_of_request::<u64>(&bytes);
             if let Some(answer) = Answer::<u64>::decode(&bytes) {
                 prop_assert!(answer.entries().count() <= bytes.len() / 16);

@@ -10,8 +10,8 @@ use btree::load::{
 };
 use btree::{
     AccessDesign, Answer, ByteString, Client, ClientConfig, ClientError, ExecuteRequests,
-    HandoverStep, KeyOrValue, NumberSizes, Op, PipelinedClient, PutCondition, Router, Server,
-    ServerConfig, StringSizes,
+    HandoverStep, KeyOrValue, NumberSizes, Operation, PipelinedClient, PutCondition, Router,
+    Server, ServerConfig, StringSizes,
 };
 
 /// Returns two addresses that are free at the moment.
@@ -123,7 +123,7 @@ fn router<T: Keys>(addresses: &[String; 2], access: AccessDesign) -> Router<T> {
 }
 
 /// Sends a request and waits for the answer.
-fn ask<T: Keys>(pipeline: &mut PipelinedClient<T>, op: Op<T>) -> String {
+fn ask<T: Keys>(pipeline: &mut PipelinedClient<T>, op: Operation<T>) -> String {
     pipeline.refresh_clock();
     assert!(pipeline.submit(0, &op, 0).expect("connected"));
     let mut said = String::new();
@@ -138,7 +138,7 @@ fn ask<T: Keys>(pipeline: &mut PipelinedClient<T>, op: Op<T>) -> String {
 fn take<T: Keys>(pipeline: &mut PipelinedClient<T>, giver: u16, from: u64, end: Option<u64>) {
     let step = HandoverStep::Take { giver };
     let (from, end) = (T::key(from), end.map(T::key));
-    let said = ask(pipeline, Op::Handover { step, from, end });
+    let said = ask(pipeline, Operation::Handover { step, from, end });
     assert_eq!(said, "HandoverStepDone { version: 0 }");
 }
 
@@ -147,7 +147,7 @@ fn taking<T: Keys>(pipeline: &mut PipelinedClient<T>) -> u64 {
     pipeline.refresh_clock();
     assert!(
         pipeline
-            .submit(0, &Op::ReadServerLoad, 0)
+            .submit(0, &Operation::ReadServerLoad, 0)
             .expect("connected")
     );
     let mut taking = None;
@@ -257,7 +257,7 @@ fn range_begins_below_a_boundary<T: Keys>() {
         for end in [None, Some(T::key(stable_key(80)))] {
             let mut router = router::<T>(&addresses, access);
             let limit = 20;
-            let scan = Op::Scan { from, end, limit };
+            let scan = Operation::Scan { from, end, limit };
             assert!(router.submit(0, &scan, 0).expect("connected"));
             let mut found = None;
             while router.outstanding() > 0 {
@@ -308,7 +308,7 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
         PipelinedClient::connect(config).expect("connects")
     };
     let (from, end) = (stable_key(100), Some(stable_key(200)));
-    let handover = |step| Op::Handover { step, from, end };
+    let handover = |step| Operation::Handover { step, from, end };
     let mut taker = connect();
     assert_eq!(
         ask(&mut taker, handover(HandoverStep::Freeze)),
@@ -324,13 +324,13 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
         ask(&mut other, handover(HandoverStep::Cede { to: 1 })),
         "HandoverStepRefused"
     );
-    let get = Op::Get {
+    let get = Operation::Get {
         key: stable_key(150),
     };
     let value = format!("Value(Some({}))", value_of(stable_key(150), 0));
     assert_eq!(ask(&mut other, get), value, "it is read all the time");
     drop(taker);
-    let put = Op::Put {
+    let put = Operation::Put {
         key: stable_key(150),
         value: 1,
         when: PutCondition::Always,
@@ -356,7 +356,7 @@ fn a_take_that_the_giver_refuses_for_a_moment_is_tried_again() {
     };
     let mut other = PipelinedClient::connect(config).expect("connects");
     let step = HandoverStep::Freeze;
-    let said = ask(&mut other, Op::Handover { step, from, end });
+    let said = ask(&mut other, Operation::Handover { step, from, end });
     assert_eq!(said, "HandoverStepDone { version: 0 }");
     let taker = &mut control.servers()[1];
     take(taker, 0, from, end);
@@ -422,11 +422,11 @@ fn a_router_forgets_requests_that_are_refused() {
     let mut router = router::<ByteString>(&addresses, AccessDesign::Rpc);
     let long = ByteString::new(&[b'x'; 41]).expect("short enough for a string");
     for token in 0..100 {
-        let refused = router.submit(0, &Op::Get { key: long }, token);
+        let refused = router.submit(0, &Operation::Get { key: long }, token);
         assert!(refused.is_err(), "{refused:?}");
         assert_eq!(router.outstanding(), 0);
     }
-    let get = Op::Get {
+    let get = Operation::Get {
         key: ByteString::key(stable_key(70)),
     };
     assert!(router.submit(0, &get, 0).expect("connected"));

@@ -17,7 +17,7 @@ pub fn fuzz_peer_messages(bytes: &[u8]) {
     match kind % 3 {
         0 => check_listen_handle_round_trip(bytes),
         1 => check_hello_round_trip(bytes),
-        _ => check_sends_to_cts_entries(bytes),
+        _ => check_sends_stay_within_cts_buffers(bytes),
     }
 }
 
@@ -41,7 +41,7 @@ fn check_hello_round_trip(bytes: &[u8]) {
 }
 
 /// Sends as much as the entries permit, to each of the receives.
-fn check_sends_to_cts_entries(bytes: &[u8]) {
+fn check_sends_stay_within_cts_buffers(bytes: &[u8]) {
     let chunks = bytes
         .chunks_exact(CTS_ENTRY_BYTES)
         .take(MAX_RECEIVES_PER_GROUP + 1);

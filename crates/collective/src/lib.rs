@@ -56,7 +56,7 @@ pub use config::Config;
 pub use error::Error;
 pub use group::{Group, MessageMemory, PreparedGroup, RankMessenger};
 pub use memory_layout::{ClearToSend, MAX_RECEIVES_PER_GROUP, MAX_REQUESTS};
-pub use peer_watch::PeerWatch;
+pub use peer_watch::PeerLiveness;
 pub use receive_state::{GroupPartSizes, ImmediateResult, ReceiveQueue};
 pub use rendezvous::{ListenHandle, Listener, PendingConnect};
 pub use request_pool::RequestHandle;

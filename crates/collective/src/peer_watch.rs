@@ -4,13 +4,13 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 
 /// Something that tells whether the peer is still there.
-pub trait PeerWatch: Send {
+pub trait PeerLiveness: Send {
     /// Returns true if the peer has closed its end or its process has ended. Does not wait.
     fn is_gone(&mut self) -> bool;
 }
 
 /// The rendezvous' connection, kept open: the kernel closes it when the process ends.
-impl PeerWatch for TcpStream {
+impl PeerLiveness for TcpStream {
     fn is_gone(&mut self) -> bool {
         match self.read(&mut [0; 16]) {
             Ok(0) => true,
@@ -27,14 +27,14 @@ const CHECK_INTERVAL_NS: u64 = 1_000_000;
 
 /// A watch that is asked now and then.
 pub(crate) struct PeerMonitor {
-    watch: Option<Box<dyn PeerWatch>>,
+    watch: Option<Box<dyn PeerLiveness>>,
     empty_calls_since_clock_read: u32,
     next_check_ns: u64,
     is_gone: bool,
 }
 
 impl PeerMonitor {
-    pub(crate) fn new(watch: Option<Box<dyn PeerWatch>>) -> Self {
+    pub(crate) fn new(watch: Option<Box<dyn PeerLiveness>>) -> Self {
         Self {
             watch,
             empty_calls_since_clock_read: 0,

@@ -13,7 +13,7 @@ use crate::config::{
 };
 use crate::error::Error;
 use crate::memory_layout::{COMPLETION_RECORD_BYTES, FIFO_SLOT_BYTES, FIFO_SLOTS};
-use crate::peer_watch::{PeerMonitor, PeerWatch};
+use crate::peer_watch::{PeerLiveness, PeerMonitor};
 
 /// The version with which a `Hello` of this protocol begins.
 const VERSION: u32 = 1;
@@ -169,7 +169,11 @@ impl PreparedSender {
     ///
     /// # Errors
     /// The peer is not one of this protocol, or a verb failed.
-    pub fn connect(self, peer: &Hello, watch: Option<Box<dyn PeerWatch>>) -> Result<Sender, Error> {
+    pub fn connect(
+        self,
+        peer: &Hello,
+        watch: Option<Box<dyn PeerLiveness>>,
+    ) -> Result<Sender, Error> {
         let Self { end, pd } = self;
         peer.check(end.qps.len(), FIFO_SLOTS * COMPLETION_RECORD_BYTES)?;
         let lanes = UnconnectedEnd::connect(
@@ -247,7 +251,7 @@ impl PreparedReceiver {
     pub fn connect(
         self,
         peer: &Hello,
-        watch: Option<Box<dyn PeerWatch>>,
+        watch: Option<Box<dyn PeerLiveness>>,
     ) -> Result<Receiver, Error> {
         let Self {
             end,

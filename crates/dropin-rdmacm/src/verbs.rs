@@ -126,7 +126,7 @@ pub(crate) fn share_handle_numbers_with_libibverbs() {
     ONCE.get_or_init(|| {
         // SAFETY: the type is that of the drop-in's function with that name, which is never unloaded.
         unsafe {
-            let number: Option<tap::trace::NumberHandle> = VerbsLibrary::open()
+            let number: Option<tap::trace::HandleNumberingFn> = VerbsLibrary::open()
                 .ok()
                 .and_then(|library| library.find_function(c"verbatim_trace_number"));
             if let Some(number) = number {

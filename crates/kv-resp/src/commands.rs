@@ -1,7 +1,7 @@
 //! The table of commands.
 
 use crate::call::{CommandCall, CommandDescription, CommandResult};
-use crate::{admin, keys, strings};
+use crate::{admin, key_commands, strings};
 
 type CommandFunction = fn(&mut CommandCall<'_>) -> CommandResult;
 
@@ -49,14 +49,14 @@ pub(crate) static COMMANDS: &[CommandDescription] = &[
     new_command(("mget", -2, strings::mget), READ_FLAGS, ALL_KEYS, STRING_GROUP, "Returns the values of keys."),
     new_command(("mset", -3, strings::mset), &["write", "denyoom"], (1, -1, 2), STRING_GROUP, "Sets the values of keys, one after the other."),
     new_command(("strlen", 2, strings::strlen), READ_FLAGS, ONE_KEY, STRING_GROUP, "Returns the length of a value."),
-    new_command(("del", -2, keys::del), &["write"], ALL_KEYS, GENERIC_GROUP, "Removes keys."),
-    new_command(("unlink", -2, keys::del), NO_GROWTH_WRITE_FLAGS, ALL_KEYS, GENERIC_GROUP, "Removes keys."),
-    new_command(("exists", -2, keys::exists), READ_FLAGS, ALL_KEYS, GENERIC_GROUP, "Counts the keys that are there."),
-    new_command(("ttl", 2, keys::ttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the seconds until a key expires."),
-    new_command(("pttl", 2, keys::pttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the milliseconds until a key expires."),
-    new_command(("expire", -3, keys::expire), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the seconds until a key expires: NX, XX, GT, LT."),
-    new_command(("pexpire", -3, keys::pexpire), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the milliseconds until a key expires: NX, XX, GT, LT."),
-    new_command(("persist", 2, keys::persist), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Lets a key not expire."),
+    new_command(("del", -2, key_commands::del), &["write"], ALL_KEYS, GENERIC_GROUP, "Removes keys."),
+    new_command(("unlink", -2, key_commands::del), NO_GROWTH_WRITE_FLAGS, ALL_KEYS, GENERIC_GROUP, "Removes keys."),
+    new_command(("exists", -2, key_commands::exists), READ_FLAGS, ALL_KEYS, GENERIC_GROUP, "Counts the keys that are there."),
+    new_command(("ttl", 2, key_commands::ttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the seconds until a key expires."),
+    new_command(("pttl", 2, key_commands::pttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the milliseconds until a key expires."),
+    new_command(("expire", -3, key_commands::expire), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the seconds until a key expires: NX, XX, GT, LT."),
+    new_command(("pexpire", -3, key_commands::pexpire), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the milliseconds until a key expires: NX, XX, GT, LT."),
+    new_command(("persist", 2, key_commands::persist), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Lets a key not expire."),
     new_command(("echo", 2, admin::echo), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Returns the message."),
     new_command(("hello", -1, admin::hello), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Chooses the version of the protocol: 2 or 3."),
     new_command(("select", 2, admin::select), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Chooses the database: there is 0."),

@@ -19,7 +19,7 @@ mod connection;
 mod front_end;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod keys;
+mod key_commands;
 pub mod load_generator;
 mod number;
 mod rdma;

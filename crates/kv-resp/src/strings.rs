@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::call::{CommandCall, CommandError, CommandResult, check_reply_length};
-use crate::keys::expiry_time_ms;
+use crate::key_commands::expiry_time_ms;
 use crate::number::parse_canonical_integer;
 use kv::store::{Refusal, SetCondition, SetOptions};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rpc::herd::RegionScan;
+use rpc::herd::RequestsPerClient;
 use serde::{Deserialize, Serialize};
 use service::config::check_in_range;
 use service::{NicConfig, UnsupportedDesign};
@@ -70,7 +70,7 @@ pub struct ServerConfig {
     /// Number of requests that a worker takes from each client per pass.
     #[serde(skip_serializing_if = "is_default_region_scan")]
     #[serde(rename = "scan")]
-    pub request_region_scan: RegionScan,
+    pub request_region_scan: RequestsPerClient,
     /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides `queues`.
     /// Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
@@ -121,7 +121,7 @@ impl Default for ServerConfig {
             workers: 1,
             batch: 64,
             ud_qps_per_worker: 1,
-            request_region_scan: RegionScan::default(),
+            request_region_scan: RequestsPerClient::default(),
             answer_qps_per_batch: 1,
             send_depth: DEFAULT_SEND_DEPTH,
             max_clients: 64,
@@ -313,8 +313,8 @@ fn is_default_send_depth(depth: &u32) -> bool {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_default_region_scan(scan: &RegionScan) -> bool {
-    *scan == RegionScan::default()
+fn is_default_region_scan(scan: &RequestsPerClient) -> bool {
+    *scan == RequestsPerClient::default()
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

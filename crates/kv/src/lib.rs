@@ -39,7 +39,7 @@ pub use client::{
 pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig};
 pub use record_cache::RecordCache;
 pub use report::ServerStats;
-pub use rpc::herd::RegionScan;
+pub use rpc::herd::RequestsPerClient;
 pub use server::{KvService, ServerEnvironment};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,

@@ -121,7 +121,7 @@ impl OwningPdOrQp {
     /// `number`.
     #[inline]
     #[must_use]
-    pub const fn whole_address_space_in_pd(number: u32) -> Self {
+    pub const fn implicit_odp_region_in_pd(number: u32) -> Self {
         Self(Self::WHOLE_SPACE_BIT | number)
     }
 

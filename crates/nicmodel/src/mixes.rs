@@ -48,7 +48,7 @@ pub struct NamedMix {
 /// Relation of a number of the model to the published one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum NumberBasis {
+pub enum FittedOrPredicted {
     /// A number of the profile or of the mix was fitted to the published one.
     Fitted,
     /// No number was fitted to the published one.
@@ -57,7 +57,7 @@ pub enum NumberBasis {
 
 impl NamedMix {
     /// Tells whether the profile or the mix was fitted to the published rate; `None` without a published rate.
-    pub fn basis(&self, profile: &Profile) -> Option<NumberBasis> {
+    pub fn basis(&self, profile: &Profile) -> Option<FittedOrPredicted> {
         let id = self.published_rate?.id;
         // These two ids name the same measurement.
         let same = match id {
@@ -73,9 +73,9 @@ impl NamedMix {
             to.any(|name| name == id || name == same)
         });
         Some(if in_profile {
-            NumberBasis::Fitted
+            FittedOrPredicted::Fitted
         } else {
-            NumberBasis::Predicted
+            FittedOrPredicted::Predicted
         })
     }
 }

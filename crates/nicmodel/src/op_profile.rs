@@ -72,7 +72,8 @@ pub struct Thread {
     /// Calls that posted RECVs.
     pub recv_posts: u64,
     /// Calls that polled.
-    pub polls: u64,
+    #[serde(rename = "polls")]
+    pub poll_calls: u64,
     /// Polls that found no completion.
     pub empty_polls: u64,
     /// Completions found.

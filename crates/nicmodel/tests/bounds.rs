@@ -1,7 +1,7 @@
 //! Rates and bottlenecks of the model beside the published ones.
 
 use nicmodel::bounds::Resource;
-use nicmodel::mixes::{self, NumberBasis};
+use nicmodel::mixes::{self, FittedOrPredicted};
 use nicmodel::profile::{Profile, builtin_profile, builtin_profiles};
 use nicmodel::{
     Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, atomic_locks, published,
@@ -54,11 +54,11 @@ fn published_rates_within_3_percent_where_fitted_and_10_where_predicted() {
             let ours = rate(profile, &named.mix);
             let error = ours / published.value - 1.0;
             let limit = match named.basis(profile).expect("published") {
-                NumberBasis::Fitted => {
+                FittedOrPredicted::Fitted => {
                     fitted += 1;
                     0.03
                 }
-                NumberBasis::Predicted => {
+                FittedOrPredicted::Predicted => {
                     predicted += 1;
                     0.1
                 }

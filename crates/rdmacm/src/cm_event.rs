@@ -258,7 +258,7 @@ impl CmEvent {
         if self.abi.event == RDMA_CM_EVENT_ESTABLISHED
             && let Some(from) = id.source()
         {
-            ud.ah_attr = id.device_port().address_vector(from, qp);
+            ud.ah_attr = id.device_port_of_local_address().address_vector(from, qp);
             ud.qp_num = qp.qpn;
             ud.qkey = qp.qkey;
         }
@@ -275,7 +275,9 @@ impl CmEvent {
                 gid: membership.mgid,
                 ..QpAddress::default()
             };
-            ud.ah_attr = id.device_port().address_vector(from, &group);
+            ud.ah_attr = id
+                .device_port_of_local_address()
+                .address_vector(from, &group);
             // The GRH is needed on either link layer, since a GID identifies the group.
             ud.ah_attr.is_global = 1;
             ud.qp_num = 0x00ff_ffff;
@@ -288,7 +290,11 @@ impl CmEvent {
             };
             // SAFETY: the id's live queue pair.
             let attached = check_returned_errno(unsafe {
-                (id.device_port().verbs.ibv_attach_mcast)(id.qp(), &raw const gid, membership.mlid)
+                (id.device_port_of_local_address().verbs.ibv_attach_mcast)(
+                    id.qp(),
+                    &raw const gid,
+                    membership.mlid,
+                )
             });
             if let Err(Errno(errno)) = attached {
                 self.abi.event = RDMA_CM_EVENT_MULTICAST_ERROR;

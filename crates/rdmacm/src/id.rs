@@ -293,7 +293,7 @@ impl CmId {
     }
 
     /// The port that it is on, or will be: that of its own address.
-    pub fn device_port(&self) -> &'static DevicePort {
+    pub fn device_port_of_local_address(&self) -> &'static DevicePort {
         self.endpoint
             .cm
             .device_port_for_address(self.source_or_unbound())
@@ -341,7 +341,7 @@ impl CmId {
 
     /// Binds the id to the device.
     pub(crate) fn bind_to_device(&self) {
-        let device = self.device_port();
+        let device = self.device_port_of_local_address();
         let source = self.source_or_unbound();
         self.set_verbs(device.context);
         self.set_port_num(device.port_num);
@@ -369,7 +369,9 @@ impl CmId {
         };
         let peer = self.endpoint.cm.device_port_for_address(to);
         let dgid = by_packets.unwrap_or_else(|| peer.gid(to));
-        let path = self.device_port().path_record(from, dgid, peer.lid());
+        let path = self
+            .device_port_of_local_address()
+            .path_record(from, dgid, peer.lid());
         let path = Box::new(UnsafeCell::new(path));
         self.change_route(|route| {
             // SAFETY: the path record lives until it is replaced, and every byte pattern is valid for each member of

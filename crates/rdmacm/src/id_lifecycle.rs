@@ -107,7 +107,7 @@ unsafe fn read_conn_param(
             None => (param.qp_num, param.srq),
         }
     };
-    let device = id.device_port();
+    let device = id.device_port_of_local_address();
     let is_datagram = id.is_datagram();
     let within = |asked: u8, max: u8, all: u8| asked == all || asked <= max;
     if !is_datagram
@@ -170,7 +170,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     }
     // SAFETY: contract of this function.
     let mut given = unsafe { read_conn_param(param, RDMA_CM_EVENT_CONNECT_REQUEST, id) }?;
-    let device = id.device_port();
+    let device = id.device_port_of_local_address();
     for end in [&mut src, &mut dst] {
         if let IdAddress::Ib(addr) = end {
             // The loopback address stands for the port itself, and messages name its GID.
@@ -216,7 +216,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
 
 /// Returns the coded MTU of the path to `dst`: that of the port, or less if the IP packets to `dst` are smaller.
 fn path_mtu_code(id: &CmId, dst: IdAddress) -> u8 {
-    let of_port = id.device_port().active_mtu;
+    let of_port = id.device_port_of_local_address().active_mtu;
     let largest = match dst {
         IdAddress::Ip(dst) if id.endpoint.cm.gid_if_reached_by_packets(dst.ip()).is_some() => {
             addr::path_mtu_bytes_to(dst).unwrap_or(u32::MAX)
@@ -257,7 +257,7 @@ pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
     };
     // SAFETY: contract of this function.
     let mut given = unsafe { read_conn_param(param, kind, id) }?;
-    let device = id.device_port();
+    let device = id.device_port_of_local_address();
     let src = id.source().ok_or(INVALID)?;
     let ece = {
         let mut extra = id.lock_extra_fields();

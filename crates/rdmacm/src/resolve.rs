@@ -25,7 +25,9 @@ pub fn bind(id: &CmId, addr: IdAddress) -> Result {
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
         IdAddress::Ib(addr)
-            if specific && !(id.device_port().is_infiniband() && host_has_gid(id, &addr)) =>
+            if specific
+                && !(id.device_port_of_local_address().is_infiniband()
+                    && host_has_gid(id, &addr)) =>
         {
             return Err(Errno(libc::ENODEV));
         }
@@ -92,9 +94,10 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
             Some(ip) => ip,
             None if is_multicast => loopback_of_family(dst.ip()),
             // A port with a single loopback address does not have the whole loopback network.
-            None if by_packets && dst.ip().is_loopback() => {
-                id.device_port().loopback_address().unwrap_or(dst.ip())
-            }
+            None if by_packets && dst.ip().is_loopback() => id
+                .device_port_of_local_address()
+                .loopback_address()
+                .unwrap_or(dst.ip()),
             None => dst.ip(),
         }
     };
@@ -174,7 +177,7 @@ fn resolve_ib(id: &CmId, src: Option<IdAddress>, dst: IbAddr) -> Result {
 /// # Errors
 /// `ENODEV` if the port has no such GID or is not in the partition.
 fn source_gid(id: &CmId, dst: IbAddr) -> Result<[u8; 16]> {
-    let device = id.device_port();
+    let device = id.device_port_of_local_address();
     if device.pkey_index(IdAddress::Ib(dst)).is_err() {
         return Err(Errno(libc::ENODEV));
     }
@@ -203,7 +206,7 @@ pub fn resolve_route(id: &CmId) -> Result {
     if let Some(IdAddress::Ib(dst)) = id.destination() {
         id.endpoint
             .change_phase(&[EndpointPhase::AddrResolved], EndpointPhase::AddrResolved)?;
-        if !id.device_port().is_infiniband() {
+        if !id.device_port_of_local_address().is_infiniband() {
             // RoCE needs a network interface, which a GID does not determine.
             return Err(Errno(libc::ENODEV));
         }

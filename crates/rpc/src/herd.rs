@@ -29,7 +29,7 @@ use verbs::Capability;
 
 pub use client::{Client, PreparedClient};
 pub use layout::{RequestRegionLayout, WorkerTag, client_region};
-pub use server::{BatchPolicy, ConnectedClient, RegionScan, Server, connect_client};
+pub use server::{BatchPolicy, ConnectedClient, RequestsPerClient, Server, connect_client};
 
 /// Capabilities that HERD needs of a device.
 pub const NEEDED_CAPABILITIES: &[Capability] =

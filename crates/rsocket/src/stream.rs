@@ -160,7 +160,7 @@ impl Stream {
     /// # Safety
     /// `id` is bound to a device.
     unsafe fn new_without_qp(id: &CmId, sizes: QueueAndBufferSizes) -> Result<Self> {
-        let device = id.device_port();
+        let device = id.device_port_of_local_address();
         let shared_len =
             Self::recv_buffer_offset(sizes.iomap_entry_count) + sizes.recv_buffer_bytes;
         let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;

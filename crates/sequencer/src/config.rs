@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rpc::herd::RegionScan;
+use rpc::herd::RequestsPerClient;
 use serde::{Deserialize, Serialize};
 use service::config::check_in_range;
 use service::{NicConfig, UnsupportedDesign};
@@ -93,7 +93,7 @@ pub struct ServerConfig {
     /// Number of requests that a worker takes from each client per pass, in the `rpc` designs.
     #[serde(skip_serializing_if = "is_default")]
     #[serde(rename = "scan")]
-    pub request_region_scan: RegionScan,
+    pub request_region_scan: RequestsPerClient,
     /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
     /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
@@ -132,7 +132,7 @@ impl Default for ServerConfig {
             batch: 64,
             max_answers_per_doorbell: None,
             ud_qps_per_worker: None,
-            request_region_scan: RegionScan::default(),
+            request_region_scan: RequestsPerClient::default(),
             qps_per_answer_batch: 1,
             rotates_answer_qps: false,
             send_depth: DEFAULT_SEND_DEPTH,

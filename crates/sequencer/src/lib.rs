@@ -43,7 +43,7 @@ pub use client::{Client, ClientError};
 pub use config::{ClientConfig, Design, ServerConfig, WindowPolicy};
 pub use numbers::NumberSet;
 pub use report::{ClientReport, FailureCounts, RunLimit, ServerStats};
-pub use rpc::herd::RegionScan;
+pub use rpc::herd::RequestsPerClient;
 pub use server::{Sequencer, WorkerThreads};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,

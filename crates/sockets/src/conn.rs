@@ -224,7 +224,7 @@ impl Conn {
 
     /// Returns true if the kernel's stream has a byte, has ended or has failed. The kernel reports a failure once: it is
     /// kept for the program's next read.
-    pub(crate) fn has_byte_or_end(&self, fd: i32) -> bool {
+    pub(crate) fn kernel_stream_has_byte_end_or_error(&self, fd: i32) -> bool {
         let before = real_libc::errno();
         let has = real_libc::peek_byte(fd, libc::MSG_DONTWAIT) >= 0 || self.keep_error();
         real_libc::set_errno(before);

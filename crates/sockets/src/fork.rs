@@ -72,7 +72,7 @@ pub fn after_fork_in_parent() {
 pub fn after_fork_in_child() {
     release_locks();
     nic::forget_parent_nic();
-    peer_lookup::forget_parent_thread();
+    peer_lookup::reset_datagram_receiver_in_child();
     connection_page::forget_cached_pid();
     crate::program_calls::own_table();
     let mut renewed = Vec::new();

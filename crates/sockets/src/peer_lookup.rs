@@ -62,7 +62,7 @@ pub(crate) fn send_own_state_to_peer(
 }
 
 /// Forgets the parent's thread; called in a forked child.
-pub(crate) fn forget_parent_thread() {
+pub(crate) fn reset_datagram_receiver_in_child() {
     IS_RECEIVING.store(false, Ordering::Relaxed);
     let fd = RECEIVING_FD.swap(-1, Ordering::Relaxed);
     if fd >= 0 {

@@ -275,7 +275,8 @@ impl ManagedDescriptor {
         }
         let is = conn.readiness();
         // After an error a read does not wait.
-        let has_unread = || kernel & HANGUP_EVENTS != 0 || conn.has_byte_or_end(fd);
+        let has_unread =
+            || kernel & HANGUP_EVENTS != 0 || conn.kernel_stream_has_byte_end_or_error(fd);
         if is.readable || kernel & READABLE_EVENTS != 0 && has_unread() {
             events |= READABLE_EVENTS;
         }

@@ -156,7 +156,7 @@ impl WatchedConnection {
         if kernel & READABLE_EVENTS != 0
             && (is.must_ask_kernel_for_readable && !is.readable
                 || kernel & HANGUP_EVENTS != 0
-                || self.conn.has_byte_or_end(self.fd))
+                || self.conn.kernel_stream_has_byte_end_or_error(self.fd))
         {
             ready |= READABLE_EVENTS;
         }

@@ -100,13 +100,13 @@ fn await_notices_read(nic: &Nic) {
         .into_iter()
         .filter_map(|peer| {
             let count = peer.segment.mailbox().put_notice_count();
-            (!peer.segment.mailbox().has_acknowledged_first(count)).then_some((peer, count))
+            (!peer.segment.mailbox().has_owner_acknowledged(count)).then_some((peer, count))
         })
         .collect();
     let start = Instant::now();
     for (peer, count) in &unread {
         peer.wake_engine();
-        while !peer.segment.mailbox().has_acknowledged_first(*count)
+        while !peer.segment.mailbox().has_owner_acknowledged(*count)
             && !peer.is_dead()
             && start.elapsed() < NOTICE_READ_TIMEOUT
         {

@@ -25,7 +25,7 @@ fn new_record_with_lid(lid: u16, bytes: usize) -> Vec<u8> {
 struct NodePort<'s> {
     lid: u16,
     number: u8,
-    node: MadArrivalNode<'s>,
+    arrival_node: MadArrivalNode<'s>,
 }
 
 /// Returns the ports of the adapters, and the ports of the switch from port 0 on.
@@ -33,13 +33,13 @@ fn all_ports(subnet: &Subnet) -> Vec<NodePort<'_>> {
     let adapters = subnet.ports().map(|(adapter, port)| NodePort {
         lid: port.lid,
         number: port.number,
-        node: MadArrivalNode::Adapter(adapter, port),
+        arrival_node: MadArrivalNode::Adapter(adapter, port),
     });
     let numbers = (0..=u8::MAX).zip(0..=subnet.ports().count());
     let switch = numbers.map(|(number, _)| NodePort {
         lid: subnet.switch_lid(),
         number,
-        node: MadArrivalNode::Switch(0),
+        arrival_node: MadArrivalNode::Switch(0),
     });
     adapters.chain(switch).collect()
 }
@@ -59,14 +59,18 @@ pub(crate) fn node_records(subnet: &Subnet) -> RecordTable {
         RecordField::of_bytes(13, 41, 3),
         RecordField::of_bytes(14, 44, 64),
     ];
-    let is_node = |port: &NodePort<'_>| match port.node {
+    let is_node = |port: &NodePort<'_>| match port.arrival_node {
         MadArrivalNode::Adapter(..) => true,
         MadArrivalNode::Switch(_) => port.number == 0,
     };
     let record = |port: NodePort<'_>| {
         let mut record = new_record_with_lid(port.lid, 108);
-        put_bytes(&mut record, 4, &smp::node_info(subnet, port.node)[..40]);
-        put_bytes(&mut record, 44, &smp::node_description(port.node));
+        put_bytes(
+            &mut record,
+            4,
+            &smp::node_info(subnet, port.arrival_node)[..40],
+        );
+        put_bytes(&mut record, 44, &smp::node_description(port.arrival_node));
         record
     };
     let ports = all_ports(subnet).into_iter();
@@ -89,7 +93,7 @@ pub(crate) fn port_records(subnet: &Subnet) -> RecordTable {
     let record = |port: NodePort<'_>| {
         let mut record = new_record_with_lid(port.lid, 68);
         record[2] = port.number;
-        let info = match port.node {
+        let info = match port.arrival_node {
             MadArrivalNode::Adapter(_, own) => smp::port_info(subnet, own, own.number),
             MadArrivalNode::Switch(_) => smp::switch_port_info(subnet, port.number, 0),
         };
@@ -112,7 +116,7 @@ pub(crate) fn sl_to_vl_records(subnet: &Subnet) -> RecordTable {
     ];
     let mut records = Vec::new();
     for port in all_ports(subnet) {
-        let ins = match port.node {
+        let ins = match port.arrival_node {
             MadArrivalNode::Adapter(..) => 0..=0,
             MadArrivalNode::Switch(_) => 0..=subnet.ports().count(),
         };
@@ -240,13 +244,13 @@ pub(crate) fn guid_records(subnet: &Subnet) -> RecordTable {
         RecordField::of_bytes(0, 0, 2),
         RecordField::of_bytes(1, 2, 1),
     ];
-    let with_lid = |port: &NodePort<'_>| match port.node {
+    let with_lid = |port: &NodePort<'_>| match port.arrival_node {
         MadArrivalNode::Adapter(..) => true,
         MadArrivalNode::Switch(_) => port.number == 0,
     };
     let record = |port: NodePort<'_>| {
         let mut record = new_record_with_lid(port.lid, 72);
-        put_bytes(&mut record, 8, &smp::guid_info(subnet, port.node));
+        put_bytes(&mut record, 8, &smp::guid_info(subnet, port.arrival_node));
         record
     };
     let ports = all_ports(subnet).into_iter();
@@ -266,7 +270,7 @@ pub(crate) fn pkey_records(subnet: &Subnet) -> RecordTable {
     ];
     let mut records = Vec::new();
     for port in all_ports(subnet) {
-        let pkeys = match port.node {
+        let pkeys = match port.arrival_node {
             MadArrivalNode::Adapter(_, own) => &own.pkeys,
             MadArrivalNode::Switch(_) => smp::SWITCH_PKEYS,
         };

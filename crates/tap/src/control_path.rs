@@ -10,7 +10,7 @@ use crate::objects::{
 };
 use crate::peer_machines::{address_hash, machine_id, record_ah_machine};
 use crate::provider::Provider;
-use crate::{data_path, extended_verbs, mapped_counter_file, registered_memory, trace};
+use crate::{data_path, extended_verbs, mapped_counter_file, registered_bytes, trace};
 
 /// Installs the counting operations in a device that was just opened.
 ///
@@ -203,7 +203,7 @@ unsafe fn record_registered_mr(mr: *mut ibv_mr) -> *mut ibv_mr {
         && let Some(context) = CONTEXTS.find(key_of_handle(region.context))
     {
         let (addr, len) = (region.addr.addr(), region.length);
-        registered_memory::record_registered_region(context.counter_file, mr.addr(), addr, len);
+        registered_bytes::record_registered_region(context.counter_file, mr.addr(), addr, len);
     }
     mr
 }
@@ -325,7 +325,7 @@ unsafe extern "C" fn dereg_mr<P: Provider>(mr: *mut ibv_mr) -> c_int {
         let handle = mr.addr();
         let result = (P::symbols().ibv_dereg_mr)(mr);
         if let Some(context) = context.filter(|_| result == 0) {
-            registered_memory::record_deregistered_region(context.counter_file, handle);
+            registered_bytes::record_deregistered_region(context.counter_file, handle);
         }
         result
     }

@@ -8,7 +8,7 @@ use verbs_abi::*;
 use crate::built_work_requests::{BuiltWr, FlushParameters};
 use crate::count::{self, CountedCompletion};
 use crate::objects::{CQS, Cq, QPS, Qp, key_of_handle, qp_key};
-use crate::provider_operations::{FlushOp, PollOps, PostOps};
+use crate::provider_operations::{PollOps, PostOps, WrFlushFn};
 use crate::trace;
 
 /// Returns the queue pair of a handle.
@@ -55,7 +55,7 @@ macro_rules! post_operations {
     ) => {
         /// Installs counting in a queue pair for `ibv_wr_*`; `flush` is the field of the FLUSH operation, if
         /// the queue pair has it.
-        pub(crate) fn install_post(qp: &Qp, handle: &mut ibv_qp_ex, flush: Option<&mut FlushOp>) {
+        pub(crate) fn install_post(qp: &Qp, handle: &mut ibv_qp_ex, flush: Option<&mut WrFlushFn>) {
             let own = PostOps {
                 $($begin: handle.$begin,)*
                 $($set: handle.$set,)*

@@ -35,7 +35,7 @@ fn profile_of_patched_file(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
         (QP_CELLS_AT, FILE_BYTES, size_of::<QpThreadCell<u64>>()),
     ];
     let mut words = vec![0u64; kinds.iter().map(|(_, _, size)| size / 8).sum()];
-    words[..3].copy_from_slice(&[MAGIC, VERSION, 77]);
+    words[..3].copy_from_slice(&[COUNTER_FILE_MAGIC, COUNTER_FILE_LAYOUT_VERSION, 77]);
     for patch in bytes.chunks_exact(10) {
         let (at, value) = patch.split_at(2);
         let at = usize::from(u16::from_le_bytes([at[0], at[1]])) % words.len();

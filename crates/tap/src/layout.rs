@@ -7,9 +7,9 @@
 use zerocopy::FromBytes;
 
 /// First word of a file of counters.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
+pub(crate) const COUNTER_FILE_MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
 /// Version of the layout of a file of counters.
-pub(crate) const VERSION: u64 = 4;
+pub(crate) const COUNTER_FILE_LAYOUT_VERSION: u64 = 4;
 
 /// Maximum number of cells in a file, each with the counts of one thread for one queue pair.
 pub(crate) const MAX_QP_THREAD_CELLS: usize = 1 << 14;

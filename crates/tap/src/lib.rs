@@ -58,7 +58,7 @@ mod postlist;
 mod provider;
 mod provider_operations;
 mod read;
-mod registered_memory;
+mod registered_bytes;
 mod send_work_request;
 pub mod trace;
 

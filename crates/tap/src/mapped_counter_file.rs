@@ -205,8 +205,8 @@ impl MappedCounterFile {
         header.command_line_bytes.store(len, Relaxed);
         store_text_in_words(&header.provider_name, provider);
         header.pid.store(u64::from(pid), Relaxed);
-        header.version.store(VERSION, Relaxed);
-        header.magic.store(MAGIC, Relaxed);
+        header.version.store(COUNTER_FILE_LAYOUT_VERSION, Relaxed);
+        header.magic.store(COUNTER_FILE_MAGIC, Relaxed);
         Ok(session)
     }
 

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use verbs_abi::*;
 
 /// The type of [`ibv_qp_ex_with_flush::wr_flush`].
-pub(crate) type FlushOp = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>;
+pub(crate) type WrFlushFn = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>;
 
 /// A provider's own operations of an extended queue pair.
 pub(crate) struct PostOps {
@@ -30,7 +30,7 @@ pub(crate) struct PostOps {
     pub(crate) wr_set_inline_data: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize)>,
     pub(crate) wr_set_inline_data_list:
         Option<unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf)>,
-    pub(crate) wr_flush: FlushOp,
+    pub(crate) wr_flush: WrFlushFn,
     pub(crate) wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
     pub(crate) wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
     pub(crate) wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,

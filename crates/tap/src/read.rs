@@ -33,7 +33,9 @@ pub enum ReadError {
     #[error("is no file of counters")]
     NotACounterFile,
     /// The file was written by another version of this program.
-    #[error("has version {found} of the file of counters; this program reads version {VERSION}")]
+    #[error(
+        "has version {found} of the file of counters; this program reads version {COUNTER_FILE_LAYOUT_VERSION}"
+    )]
     WrongVersion {
         /// The layout version in the file.
         found: u64,
@@ -72,11 +74,11 @@ pub(crate) fn read_counter_file_with(
         T::read_from_bytes(&bytes).map_err(|_| ReadError::Inconsistent("a cell is too short"))
     }
     let magic: u64 = read_struct(&fetch, 0).map_err(|_| ReadError::NotACounterFile)?;
-    if magic != MAGIC {
+    if magic != COUNTER_FILE_MAGIC {
         return Err(ReadError::NotACounterFile);
     }
     let header: CounterFileHeader<u64> = read_struct(&fetch, 0)?;
-    if header.version != VERSION {
+    if header.version != COUNTER_FILE_LAYOUT_VERSION {
         return Err(ReadError::WrongVersion {
             found: header.version,
         });
@@ -144,7 +146,7 @@ impl ProfileBuilder {
         let polls = saturating_sum(&cell.polls_by_completions).saturating_add(cell.empty_polls);
         let thread = self.thread_or_insert(cell.thread_id);
         for (all, more) in [
-            (&mut thread.polls, polls),
+            (&mut thread.poll_calls, polls),
             (&mut thread.empty_polls, cell.empty_polls),
             (&mut thread.completions, cell.completions_found),
         ] {
@@ -434,7 +436,7 @@ mod tests {
     /// Returns the words of a file with one queue pair that has sent.
     fn words() -> Vec<u64> {
         let mut words = vec![0; (QP_CELLS_AT + size_of::<QpThreadCell<u64>>()) / 8];
-        words[..3].copy_from_slice(&[MAGIC, VERSION, 77]);
+        words[..3].copy_from_slice(&[COUNTER_FILE_MAGIC, COUNTER_FILE_LAYOUT_VERSION, 77]);
         words[4..7].copy_from_slice(&[1000, 3000, 1]);
         let cell = &mut words[QP_CELLS_AT / 8..];
         cell[..3].copy_from_slice(&[0, 0x12, IBV_QPT_UD.into()]);
@@ -482,12 +484,12 @@ mod tests {
         assert!(matches!(from(b""), Err(ReadError::NotACounterFile)));
         assert!(matches!(from(&[7; 9000]), Err(ReadError::NotACounterFile)));
         let mut other = words();
-        other[1] = VERSION + 1;
+        other[1] = COUNTER_FILE_LAYOUT_VERSION + 1;
         let message = from(&bytes(&other))
             .expect_err("another version")
             .to_string();
         assert!(
-            message.contains(&format!("version {}", VERSION + 1)),
+            message.contains(&format!("version {}", COUNTER_FILE_LAYOUT_VERSION + 1)),
             "{message}"
         );
         let mut other = words();

@@ -27,8 +27,8 @@ mod link;
 mod memory;
 mod message;
 mod meta;
-mod operation;
 mod peer;
+mod pending_operation;
 mod protocol;
 mod queues;
 mod rendezvous;
@@ -45,7 +45,7 @@ pub use message::{
     TensorName,
 };
 pub use meta::{DIMENSIONS_MAX, DType, MetaError, TENSOR_BYTES_MAX, TensorMeta};
-pub use operation::Outcome;
 pub use peer::{Config, ConnectedPeer, DATA_QUEUE_PAIRS_MAX, Operation, Peer, StartError};
+pub use pending_operation::Outcome;
 pub use requests::{OutstandingRequests, REQUESTS_MAX};
 pub use window::{ConnectionWindows, MAX_UNCONSUMED_MESSAGES};

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::incoming_room::ReservedRoom;
 use crate::memory::Tensor;
 use crate::meta::TensorMeta;
-use crate::operation::PendingOperation;
+use crate::pending_operation::PendingOperation;
 use crate::protocol::{CallerMemoryInUse, CallerRequest, ConnectionProtocolState, DeferredAction};
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::REQUESTS_MAX;

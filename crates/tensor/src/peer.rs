@@ -19,7 +19,7 @@ use crate::incoming_room::IncomingRoom;
 use crate::link::PeerLink;
 use crate::memory::{DEFAULT_MAX_FREE_POOL_BYTES, RegisteredPool, Tensor};
 use crate::message::TensorName;
-use crate::operation::{Outcome, PendingOperation};
+use crate::pending_operation::{Outcome, PendingOperation};
 use crate::protocol::{CallerMemoryInUse, CallerRequest};
 use crate::queues::{NicResources, PreparedQueues};
 use crate::rendezvous::{AcceptReply, Hello, RendezvousProtocol, ServerHello};

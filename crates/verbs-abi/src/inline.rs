@@ -12,7 +12,7 @@ use crate::{
 /// Panics because a context lacks an operation that the ABI requires.
 #[cold]
 #[inline(never)]
-fn missing(op: &str) -> ! {
+fn panic_missing_op(op: &str) -> ! {
     panic!("the provider's ibv_context.ops.{op} is NULL, which the libibverbs ABI forbids");
 }
 
@@ -50,7 +50,7 @@ pub unsafe fn ibv_post_send(
     unsafe {
         match (*(*qp).context).ops.post_send {
             Some(post_send) => post_send(qp, wr, bad_wr),
-            None => missing("post_send"),
+            None => panic_missing_op("post_send"),
         }
     }
 }
@@ -72,7 +72,7 @@ pub unsafe fn ibv_post_recv(
     unsafe {
         match (*(*qp).context).ops.post_recv {
             Some(post_recv) => post_recv(qp, wr, bad_wr),
-            None => missing("post_recv"),
+            None => panic_missing_op("post_recv"),
         }
     }
 }
@@ -94,7 +94,7 @@ pub unsafe fn ibv_post_srq_recv(
     unsafe {
         match (*(*srq).context).ops.post_srq_recv {
             Some(post_srq_recv) => post_srq_recv(srq, recv_wr, bad_recv_wr),
-            None => missing("post_srq_recv"),
+            None => panic_missing_op("post_srq_recv"),
         }
     }
 }
@@ -111,7 +111,7 @@ pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) 
     unsafe {
         match (*(*cq).context).ops.poll_cq {
             Some(poll_cq) => poll_cq(cq, num_entries, wc),
-            None => missing("poll_cq"),
+            None => panic_missing_op("poll_cq"),
         }
     }
 }
@@ -129,7 +129,7 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     unsafe {
         match (*(*cq).context).ops.req_notify_cq {
             Some(req_notify_cq) => req_notify_cq(cq, solicited_only),
-            None => missing("req_notify_cq"),
+            None => panic_missing_op("req_notify_cq"),
         }
     }
 }

@@ -40,7 +40,7 @@ struct Cli {
     #[arg(long, value_name = "DEVICE", value_parser = deviations_arg_values())]
     deviations: Option<String>,
     /// Print the known deviations of a device as a table in Markdown, and do nothing else
-    #[arg(long, value_name = "DEVICE", value_parser = Deviations::ALL.map(|known| known.device_name))]
+    #[arg(long, value_name = "DEVICE", value_parser = Deviations::ALL.map(|known| known.device_kind))]
     list_deviations: Option<String>,
     /// Tests that run at the same time; one per CPU unless given
     #[arg(long, value_name = "N")]
@@ -55,7 +55,7 @@ struct Cli {
 
 fn deviations_arg_values() -> Vec<&'static str> {
     let mut names = vec!["auto", "none"];
-    names.extend(Deviations::ALL.map(|known| known.device_name));
+    names.extend(Deviations::ALL.map(|known| known.device_kind));
     names
 }
 

@@ -1,12 +1,12 @@
 //! Memory for regions that the crate itself allocates.
 
 #[cfg(any(test, not(feature = "softnic")))]
-mod private;
+mod anonymous;
 
 use std::io;
 
 #[cfg(not(feature = "softnic"))]
-pub(crate) use private::PrivateMemory as SharedMemory;
+pub(crate) use anonymous::AnonymousMemory as SharedMemory;
 #[cfg(feature = "softnic")]
 pub(crate) use softnic::SharedMemory;
 

@@ -40,10 +40,12 @@ struct NetlinkSocket {
 /// The number of netlink sockets that this library has created. While it is 0, every function loads only this number
 /// and calls the C library.
 static SOCKET_COUNT: AtomicUsize = AtomicUsize::new(0);
-static SOCKETS: Mutex<Vec<NetlinkSocket>> = Mutex::new(Vec::new());
+static CREATED_NETLINK_SOCKETS: Mutex<Vec<NetlinkSocket>> = Mutex::new(Vec::new());
 
 fn lock_sockets() -> MutexGuard<'static, Vec<NetlinkSocket>> {
-    SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
+    CREATED_NETLINK_SOCKETS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Calls `act` with the netlink socket of a descriptor; returns `None` if this library did not create the socket.

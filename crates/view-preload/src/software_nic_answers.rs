@@ -40,7 +40,7 @@ fn objects_on_device(found: FabricProcess, device: u32) -> Option<ProcessObjects
     let queue_pairs = found.queue_pairs.into_iter();
     let completion_queues = found.completion_queues.into_iter();
     let domains = found.protection_domains.into_iter();
-    let regions = found.regions.into_iter();
+    let regions = found.memory_regions.into_iter();
     let contexts = found.contexts.into_iter();
     Some(ProcessObjects {
         pid: u32::try_from(found.pid).ok()?,

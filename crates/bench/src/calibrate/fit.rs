@@ -349,7 +349,7 @@ fn fit_link(fit: &mut FitOutcomeCollector<'_>, like: &Profile) {
 /// Fits the PCIe link from streams that are limited by it.
 fn fit_pcie(fit: &mut FitOutcomeCollector<'_>, like: &Profile) {
     use ProbedStream::{
-        AllCoresHeaderOnlySends, AllCoresThreeLineWqeDoorbells, AllCoresTwoLineWqePostlists,
+        AllCoresHeaderOnlySends, AllCoresThreeLineWqesByMmio, AllCoresTwoLineWqePostlists,
     };
     let ns = |probe| fit.probe_results.ns_per_operation(probe);
     let lanes = f64::from(like.pcie.lanes.value);
@@ -385,8 +385,8 @@ fn fit_pcie(fit: &mut FitOutcomeCollector<'_>, like: &Profile) {
             .as_ref()
             .map_or(0.0, |bytes| bytes.value);
         let bytes =
-            busy_ns(AllCoresThreeLineWqeDoorbells, Resource::Mmio)? * known_gbytes / 3.0 - own;
-        Ok((ns(AllCoresThreeLineWqeDoorbells)? * gbytes / 3.0 - bytes).max(0.0))
+            busy_ns(AllCoresThreeLineWqesByMmio, Resource::Mmio)? * known_gbytes / 3.0 - own;
+        Ok((ns(AllCoresThreeLineWqesByMmio)? * gbytes / 3.0 - bytes).max(0.0))
     });
     let how =
         format!("what their WQEs take of the link, with {lanes} lanes and headers as assumed");
@@ -400,7 +400,7 @@ fn fit_pcie(fit: &mut FitOutcomeCollector<'_>, like: &Profile) {
     let how = "what a line takes of the link beside its bytes, if the link binds";
     let _ = fit.validate_and_record_number(
         "pcie.mmio_overhead_bytes",
-        &[AllCoresThreeLineWqeDoorbells],
+        &[AllCoresThreeLineWqesByMmio],
         overhead,
         how,
     );

@@ -48,7 +48,7 @@ pub(super) enum ProbedStream {
     InboundReadsOfBytes(usize),
     /// All cores: WQEs of two lines in postlists, and WQEs of three lines, one per doorbell.
     AllCoresTwoLineWqePostlists,
-    AllCoresThreeLineWqeDoorbells,
+    AllCoresThreeLineWqesByMmio,
     /// All cores: windows of this many READs.
     ReadWindow(usize),
 }
@@ -94,7 +94,7 @@ impl ProbedStream {
             OneFetchedUcWriteAtATime,
             OneReadAtATime,
             AllCoresTwoLineWqePostlists,
-            AllCoresThreeLineWqeDoorbells,
+            AllCoresThreeLineWqesByMmio,
         ];
         all.extend(ONE_QP_POSTLIST_LENGTHS.map(OneQpWritePostlists));
         all.extend(LINK_PROBE_PAYLOADS_BYTES.map(InboundReadsOfBytes));
@@ -184,7 +184,7 @@ impl ProbedStream {
                     .with_signal_every(64);
                 (Verb::UdSend, lists.with_inline_payload(60))
             }
-            AllCoresThreeLineWqeDoorbells => {
+            AllCoresThreeLineWqesByMmio => {
                 let singly = all_cores.with_postlists(1);
                 (
                     Verb::RcWrite,
@@ -318,7 +318,7 @@ impl fmt::Display for ProbedStream {
             ProbedStream::AllCoresTwoLineWqePostlists => {
                 f.write_str("SENDs of 60 bytes inline, in lists of 64")
             }
-            ProbedStream::AllCoresThreeLineWqeDoorbells => {
+            ProbedStream::AllCoresThreeLineWqesByMmio => {
                 f.write_str("WRITEs of three lines, one a doorbell, from all cores")
             }
             ProbedStream::ReadWindow(window) => write!(f, "windows of {window} READs"),

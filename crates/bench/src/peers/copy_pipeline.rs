@@ -49,7 +49,7 @@ pub fn measure_block_copies_per_s(
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| check_blocks(cores.responder, &slots, block_bytes, &ended));
         let copier = scope.spawn(|| {
-            let rate = copy_blocks_per_s(cores.requester, &slots, block_bytes, duration);
+            let rate = measure_copied_blocks_per_s(cores.requester, &slots, block_bytes, duration);
             ended.store(true, Ordering::Release);
             rate
         });
@@ -60,7 +60,7 @@ pub fn measure_block_copies_per_s(
 }
 
 /// Copies until the time is over. Waits for each slot until the reader has returned it.
-fn copy_blocks_per_s(
+fn measure_copied_blocks_per_s(
     core: usize,
     slots: &[BlockWithTurn],
     block_bytes: usize,

@@ -481,7 +481,12 @@ struct CountingRouter {
 }
 
 impl ExecuteRequests for CountingRouter {
-    fn submit(&mut self, tree: u8, op: &btree::Op, token: u64) -> Result<bool, btree::ClientError> {
+    fn submit(
+        &mut self,
+        tree: u8,
+        op: &btree::Operation,
+        token: u64,
+    ) -> Result<bool, btree::ClientError> {
         let server = self.router.server_of(op.key()).min(1);
         let taken = self.router.submit(tree, op, token)?;
         if taken {

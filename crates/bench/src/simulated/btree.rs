@@ -16,8 +16,8 @@ use btree::load::{
 use btree::walk_cost::{TreeSize, WalkCost};
 use btree::{
     AccessDesign, ByteString, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests,
-    KeyOrValue, LocalConnector, LocalServer, NumberSizes, Op, PipelinedClient, RangeOwner, Router,
-    ServerConfig, ServerEnvironment, StringSizes,
+    KeyOrValue, LocalConnector, LocalServer, NumberSizes, Operation, PipelinedClient, RangeOwner,
+    Router, ServerConfig, ServerEnvironment, StringSizes,
 };
 use kv::load::Random;
 use nicmodel::Profile;
@@ -580,7 +580,7 @@ struct CountingClient<C> {
 }
 
 impl<C: ExecuteRequests> ExecuteRequests for CountingClient<C> {
-    fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
+    fn submit(&mut self, tree: u8, op: &Operation, token: u64) -> Result<bool, ClientError> {
         self.client.submit(tree, op, token)
     }
 

@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, bail};
 use kv::load::{self, LoadEnd, LoadReport, Random, Workload, write_key_bytes, write_value_bytes};
 use kv::store::{FullPolicy, LockPlacement};
 use kv::{
-    ClientConfig, Design, LocalServer, PipelinedClient, RecordCache, RegionScan, ServerConfig,
-    ServerEnvironment,
+    ClientConfig, Design, LocalServer, PipelinedClient, RecordCache, RequestsPerClient,
+    ServerConfig, ServerEnvironment,
 };
 use nicmodel::profile::CorePlace;
 use nicmodel::{Profile, mixes};
@@ -325,7 +325,7 @@ fn server_config_with_worker_loops(profile: &Profile, setup: &KvParameters) -> S
         return ours;
     }
     ServerConfig {
-        request_region_scan: RegionScan::OneEach,
+        request_region_scan: RequestsPerClient::AtMostOne,
         answer_qps_per_batch: profile.port.count.value as usize,
         send_depth: RDMA_BENCH_SEND_DEPTH,
         ..ours

@@ -8,7 +8,7 @@ use nicmodel::Profile;
 use nicmodel::profile::CorePlace;
 use sequencer::{
     Client, ClientConfig, ClientError, ClientReport, Design, LocalServer, NumberChecker,
-    NumberVerdict, RegionScan, RunLimit, ServerConfig, WindowPolicy, WorkerThreads,
+    NumberVerdict, RequestsPerClient, RunLimit, ServerConfig, WindowPolicy, WorkerThreads,
 };
 use serde::Serialize;
 
@@ -126,10 +126,10 @@ pub struct LoopPolicies {
     /// If true, a client sends to all workers in turn, over one queue pair and with one window. If
     /// false, it has a session with each worker, and a part of the window for each.
     #[serde(rename = "spread")]
-    pub sends_to_workers_in_turn: bool,
+    pub requests_rotate_over_workers: bool,
     /// Number of requests that a worker's pass takes from each client.
     #[serde(rename = "scan")]
-    pub requests_taken_per_client: RegionScan,
+    pub requests_taken_per_client: RequestsPerClient,
     /// If true, the answers of a batch are sent on one queue pair per port, with a doorbell each.
     #[serde(rename = "doorbell_per_port")]
     pub rings_doorbell_per_port: bool,
@@ -157,8 +157,8 @@ impl LoopPolicies {
             Design::Atomics => Self::default(),
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Self {
                 window_policy: WindowPolicy::StopAndGo,
-                sends_to_workers_in_turn: true,
-                requests_taken_per_client: RegionScan::OneEach,
+                requests_rotate_over_workers: true,
+                requests_taken_per_client: RequestsPerClient::AtMostOne,
                 rings_doorbell_per_port: true,
                 rotates_answer_qps: false,
                 max_outstanding_sends: Some(RDMA_BENCH_SEND_DEPTH),
@@ -319,7 +319,7 @@ fn start_clients(
         window,
         batch: setup.max_requests_per_doorbell.min(window),
         window_policy: setup.loop_policies.window_policy,
-        requests_rotate_over_workers: setup.loop_policies.sends_to_workers_in_turn,
+        requests_rotate_over_workers: setup.loop_policies.requests_rotate_over_workers,
         latency_digits: 2,
         ..ClientConfig::default()
     };

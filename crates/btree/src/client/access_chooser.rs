@@ -10,7 +10,7 @@ use service::random::Random;
 
 use crate::config::AccessDesign;
 use crate::key_or_value::KeyOrValue;
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// One in so many requests takes the way that seems slower.
 const EXPLORATION_INTERVAL: u64 = 64;
@@ -27,8 +27,8 @@ pub(super) struct AccessChooser {
     mean_latencies_ns: [[Option<f64>; 2]; 2],
 }
 
-fn op_kind_index<T: KeyOrValue>(op: &Op<T>) -> usize {
-    usize::from(matches!(op, Op::Scan { .. }))
+fn op_kind_index<T: KeyOrValue>(op: &Operation<T>) -> usize {
+    usize::from(matches!(op, Operation::Scan { .. }))
 }
 
 impl AccessChooser {
@@ -43,13 +43,17 @@ impl AccessChooser {
     /// Returns true if a request goes by READs. Changes do so only with [`AccessDesign::Read`], and only if `changes` is
     /// true.
     #[inline]
-    pub(super) fn chooses_reads<T: KeyOrValue>(&mut self, op: &Op<T>, changes: bool) -> bool {
+    pub(super) fn chooses_reads<T: KeyOrValue>(
+        &mut self,
+        op: &Operation<T>,
+        changes: bool,
+    ) -> bool {
         match op {
-            Op::Get { .. } | Op::Scan { .. } => {}
-            Op::Put { .. } | Op::Delete { .. } => {
+            Operation::Get { .. } | Operation::Scan { .. } => {}
+            Operation::Put { .. } | Operation::Delete { .. } => {
                 return changes && self.configured_access == AccessDesign::Read;
             }
-            Op::Handover { .. } | Op::ReadServerLoad => return false,
+            Operation::Handover { .. } | Operation::ReadServerLoad => return false,
         }
         match self.configured_access {
             AccessDesign::Rpc => false,
@@ -70,12 +74,12 @@ impl AccessChooser {
     #[inline]
     pub(super) fn record_latency<T: KeyOrValue>(
         &mut self,
-        op: &Op<T>,
+        op: &Operation<T>,
         by_reads: bool,
         latency: Duration,
     ) {
         if self.configured_access != AccessDesign::Auto
-            || !matches!(op, Op::Get { .. } | Op::Scan { .. })
+            || !matches!(op, Operation::Get { .. } | Operation::Scan { .. })
         {
             return;
         }
@@ -91,7 +95,7 @@ mod tests {
     use super::*;
 
     fn share_of_reads(choice: &mut AccessChooser) -> f64 {
-        let get = Op::Get { key: 1 };
+        let get = Operation::Get { key: 1 };
         let reads = (0..6400)
             .filter(|_| choice.chooses_reads(&get, false))
             .count();
@@ -100,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_one_tried_now_and_then() {
-        let get = Op::Get { key: 1 };
+        let get = Operation::Get { key: 1 };
         let mut choice = AccessChooser::new(AccessDesign::Auto, 1);
         for _ in 0..100 {
             choice.record_latency(&get, false, Duration::from_micros(3));
@@ -119,7 +123,7 @@ mod tests {
     fn who_wants_one_way_gets_it() {
         assert!(share_of_reads(&mut AccessChooser::new(AccessDesign::Rpc, 1)) == 0.0);
         assert!(share_of_reads(&mut AccessChooser::new(AccessDesign::Read, 1)) == 1.0);
-        let delete = Op::Delete { key: 1 };
+        let delete = Operation::Delete { key: 1 };
         assert!(!AccessChooser::new(AccessDesign::Read, 1).chooses_reads(&delete, false));
         assert!(AccessChooser::new(AccessDesign::Read, 1).chooses_reads(&delete, true));
         assert!(!AccessChooser::new(AccessDesign::Auto, 1).chooses_reads(&delete, true));

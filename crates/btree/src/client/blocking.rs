@@ -9,7 +9,7 @@ use crate::config::ClientConfig;
 use crate::key_or_value::KeyOrValue;
 use crate::rendezvous::RendezvousProtocol;
 use crate::tree::PutCondition;
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// A blocking client of a [`Server`](crate::Server) for one thread, with one request at a time. Dropping the client
 /// disconnects it.
@@ -81,7 +81,7 @@ impl<T: KeyOrValue> Client<T> {
         self.pipeline.stats()
     }
 
-    fn request(&mut self, tree: u8, op: &Op<T>) -> Result<OwnedAnswer<T>, ClientError> {
+    fn request(&mut self, tree: u8, op: &Operation<T>) -> Result<OwnedAnswer<T>, ClientError> {
         self.pipeline.refresh_clock();
         while !self.pipeline.submit(tree, op, 0)? {
             self.pipeline.poll(|_| {})?;
@@ -118,7 +118,7 @@ impl<T: KeyOrValue> Client<T> {
     /// # Errors
     /// [`ClientError`].
     pub fn get(&mut self, tree: u8, key: T) -> Result<Option<T>, ClientError> {
-        match self.request(tree, &Op::Get { key })? {
+        match self.request(tree, &Operation::Get { key })? {
             OwnedAnswer::Value(value) => Ok(value),
             _ => Err(ClientError::NoAnswerInTime),
         }
@@ -153,10 +153,10 @@ impl<T: KeyOrValue> Client<T> {
     /// # Errors
     /// [`ClientError`].
     pub fn delete(&mut self, tree: u8, key: T) -> Result<bool, ClientError> {
-        self.execute_change(tree, &Op::Delete { key })
+        self.execute_change(tree, &Operation::Delete { key })
     }
 
-    fn execute_change(&mut self, tree: u8, op: &Op<T>) -> Result<bool, ClientError> {
+    fn execute_change(&mut self, tree: u8, op: &Operation<T>) -> Result<bool, ClientError> {
         match self.request(tree, op)? {
             OwnedAnswer::Found(found) => Ok(found),
             _ => Err(ClientError::NoAnswerInTime),
@@ -174,11 +174,11 @@ impl<T: KeyOrValue> Client<T> {
         end: Option<T>,
         limit: u32,
     ) -> Result<Vec<(T, T)>, ClientError> {
-        self.request(tree, &Op::Scan { from, end, limit })?;
+        self.request(tree, &Operation::Scan { from, end, limit })?;
         Ok(std::mem::take(&mut self.scan_entries))
     }
 }
 
-fn put_op<T: KeyOrValue>(key: T, value: T, when: PutCondition) -> Op<T> {
-    Op::Put { key, value, when }
+fn put_op<T: KeyOrValue>(key: T, value: T, when: PutCondition) -> Operation<T> {
+    Operation::Put { key, value, when }
 }

@@ -4,7 +4,7 @@ use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::{ClientStats, Completion};
 use crate::key_or_value::KeyOrValue;
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// A client that executes requests: a [`PipelinedClient`] to one server, or a [`Router`](crate::Router) to several.
 pub trait ExecuteRequests<T: KeyOrValue = u64> {
@@ -12,7 +12,7 @@ pub trait ExecuteRequests<T: KeyOrValue = u64> {
     ///
     /// # Errors
     /// [`ClientError`].
-    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError>;
+    fn submit(&mut self, tree: u8, op: &Operation<T>, token: u64) -> Result<bool, ClientError>;
     /// Takes answers, as [`PipelinedClient::poll`].
     ///
     /// # Errors
@@ -32,7 +32,7 @@ pub trait ExecuteRequests<T: KeyOrValue = u64> {
 
 impl<T: KeyOrValue, C: ExecuteRequests<T>> ExecuteRequests<T> for &mut C {
     #[inline]
-    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
+    fn submit(&mut self, tree: u8, op: &Operation<T>, token: u64) -> Result<bool, ClientError> {
         (**self).submit(tree, op, token)
     }
 
@@ -64,7 +64,7 @@ impl<T: KeyOrValue, C: ExecuteRequests<T>> ExecuteRequests<T> for &mut C {
 
 impl<T: KeyOrValue> ExecuteRequests<T> for PipelinedClient<T> {
     #[inline]
-    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
+    fn submit(&mut self, tree: u8, op: &Operation<T>, token: u64) -> Result<bool, ClientError> {
         self.submit(tree, op, token)
     }
 

@@ -9,7 +9,7 @@ use verbs::time;
 use super::request::{ClientStats, RequestSlot};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
-use crate::wire::{self, MAX_SCAN_MESSAGES, Op};
+use crate::wire::{self, MAX_SCAN_MESSAGES, Operation};
 
 /// Marks a slot without a request.
 const NO_REQUEST: u32 = u32::MAX;
@@ -83,21 +83,21 @@ impl Lane {
 
     /// Returns the largest number of messages in the answer to a request.
     #[inline]
-    fn max_answer_messages<T: KeyOrValue>(&self, op: &Op<T>, entries_before: usize) -> u32 {
+    fn max_answer_messages<T: KeyOrValue>(&self, op: &Operation<T>, entries_before: usize) -> u32 {
         match op {
-            Op::Scan { limit, .. } => {
+            Operation::Scan { limit, .. } => {
                 let left = (*limit as usize).saturating_sub(entries_before);
                 let messages = left.div_ceil(self.scan_entries_per_message).max(1);
                 u32::try_from(messages).map_or(MAX_SCAN_MESSAGES, |m| m.min(MAX_SCAN_MESSAGES))
             }
-            Op::ReadServerLoad => wire::max_load_report_messages::<T>(),
+            Operation::ReadServerLoad => wire::max_load_report_messages::<T>(),
             _ => 1,
         }
     }
 
     /// Returns true if the lane can take another request.
     #[inline]
-    pub(super) fn has_room<T: KeyOrValue>(&self, op: &Op<T>, entries_before: usize) -> bool {
+    pub(super) fn has_room<T: KeyOrValue>(&self, op: &Operation<T>, entries_before: usize) -> bool {
         let apart = |&oldest: &u32| {
             self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_seq_span
         };
@@ -155,7 +155,7 @@ impl Lane {
         let messages = self.max_answer_messages(&pending.op, pending.earlier_entry_count);
         let mut op = pending.op;
         let mut number = pending.change_seq;
-        if let Op::Scan { limit, .. } = &mut op {
+        if let Operation::Scan { limit, .. } = &mut op {
             *limit = limit.saturating_sub(u32::try_from(pending.earlier_entry_count).unwrap_or(0));
             number = messages;
         }
@@ -214,8 +214,10 @@ impl Lane {
                 stats.discarded_answers += 1;
                 return;
             };
-            if matches!(pending.op, Op::Scan { .. } | Op::ReadServerLoad)
-                && answer.status == wire::Status::Ok
+            if matches!(
+                pending.op,
+                Operation::Scan { .. } | Operation::ReadServerLoad
+            ) && answer.status == wire::Status::Ok
                 && !store_scan_entries(pending, &answer)
             {
                 return;

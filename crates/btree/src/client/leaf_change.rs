@@ -23,7 +23,7 @@ use crate::node::{
 };
 use crate::node_words::NodeWords;
 use crate::tree::{PutCondition, redo};
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// Nanoseconds that a slot waits after it found a lock taken.
 const LOCK_RETRY_DELAY_NS: u64 = 5_000;
@@ -41,28 +41,30 @@ enum ChangePlan {
 /// Returns the effect of a change on this leaf, which may be locked by any client.
 fn plan_leaf_change<W: NodeWords + ?Sized, T: KeyOrValue>(
     leaf: Node<'_, W, T>,
-    op: &Op<T>,
+    op: &Operation<T>,
 ) -> ChangePlan {
     if !leaf.keys_may_change() {
         return ChangePlan::AskServer;
     }
     let found = leaf.find(&op.key()).is_ok();
     match *op {
-        Op::Put { when, .. } => match (when, found) {
+        Operation::Put { when, .. } => match (when, found) {
             (PutCondition::Absent, true) | (PutCondition::Present, false) => {
                 ChangePlan::NoChange { found }
             }
             (_, false) if leaf.entry_count() >= leaf.entry_capacity() => ChangePlan::AskServer,
             _ => ChangePlan::ChangeLeaf { found },
         },
-        Op::Delete { .. } if !found => ChangePlan::NoChange { found },
-        Op::Delete { .. } if leaf.entry_count() <= leaf.min_entries() => ChangePlan::AskServer,
+        Operation::Delete { .. } if !found => ChangePlan::NoChange { found },
+        Operation::Delete { .. } if leaf.entry_count() <= leaf.min_entries() => {
+            ChangePlan::AskServer
+        }
         _ => ChangePlan::ChangeLeaf { found },
     }
 }
 
 /// Applies a change to the words of a leaf that has room for it.
-fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<T>) {
+fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Operation<T>) {
     let leaf = Node::<_, T>(&*words, sizes);
     let (shape, count, place) = (leaf.shape(), leaf.entry_count(), leaf.find(&op.key()));
     let header = words[LEVEL_FLAGS_COUNT_INDEX] & !0xffff;
@@ -80,7 +82,7 @@ fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<
         }
     };
     let count = match (*op, place) {
-        (Op::Put { value, .. }, Ok(place)) => {
+        (Operation::Put { value, .. }, Ok(place)) => {
             set(
                 words,
                 shape.payload_word_index(0, place),
@@ -89,7 +91,7 @@ fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<
             );
             count
         }
-        (Op::Put { key, value, .. }, Err(place)) if count < shape.entry_capacity(0) => {
+        (Operation::Put { key, value, .. }, Err(place)) if count < shape.entry_capacity(0) => {
             move_entries(words, place, place + 1);
             set(words, shape.key_word_index(place), key, sizes.key_words());
             set(
@@ -100,7 +102,7 @@ fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<
             );
             count + 1
         }
-        (Op::Delete { .. }, Ok(place)) => {
+        (Operation::Delete { .. }, Ok(place)) => {
             move_entries(words, place + 1, place);
             count - 1
         }
@@ -271,7 +273,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
     fn prepare_change_writes_and_unlock(
         &mut self,
         slot: u32,
-        op: &Op<T>,
+        op: &Operation<T>,
         found: bool,
     ) -> Result<(), RpcError> {
         let node_words = self.node_bytes / 8;
@@ -289,7 +291,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
             *to = from.load(std::sync::atomic::Ordering::Relaxed);
         }
         apply_op_to_words(leaf, self.key_and_value_limits, op);
-        redo::write_node_number_lock_and_checksum(&mut entry, node, word);
+        redo::complete_redo_entry(&mut entry, node, word);
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let at = self.redo_entry_offset();
         self.one_sided_queue.flush_unless_postlist_has_room(3);
@@ -382,7 +384,7 @@ mod tests {
                 .expect("inside"),
             0
         );
-        let put = Op::Put {
+        let put = Operation::Put {
             key: 5,
             value: 51,
             when: PutCondition::Always,
@@ -461,9 +463,9 @@ mod tests {
             let mut model = BTreeMap::new();
             for (key, value, put) in steps {
                 let op = if put {
-                    Op::Put { key, value, when: PutCondition::Always }
+                    Operation::Put { key, value, when: PutCondition::Always }
                 } else {
-                    Op::Delete { key }
+                    Operation::Delete { key }
                 };
                 let found = match plan_leaf_change(Node::<_, u64>(&words[..], NumberSizes), &op) {
                     ChangePlan::AskServer => continue,

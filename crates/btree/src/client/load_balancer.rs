@@ -5,7 +5,7 @@ use super::pipeline::PipelinedClient;
 use super::request::Answer;
 use crate::balance::{Balancer, ControlLawParameters, RangeMove, ServerLoad};
 use crate::key_or_value::KeyOrValue;
-use crate::wire::{HandoverStep, Op};
+use crate::wire::{HandoverStep, Operation};
 
 /// A load balancer with connections to all servers, in the order of their numbers. It can run beside a server or at a
 /// client.
@@ -46,11 +46,12 @@ impl<T: KeyOrValue> LoadBalancer<T> {
         let tree = self.tree;
         let mut loads = Vec::new();
         for server in &mut self.servers {
-            let load =
-                send_request_and_wait(server, tree, &Op::ReadServerLoad, |answer| match answer {
+            let load = send_request_and_wait(server, tree, &Operation::ReadServerLoad, |answer| {
+                match answer {
                     Answer::Entries { entries, .. } => ServerLoad::decode(entries),
                     _ => None,
-                })?;
+                }
+            })?;
             loads.push(load.ok_or(ClientError::NoAnswerInTime)?);
         }
         if let Some(planned) = self.balancer.unconfirmed_move()
@@ -62,7 +63,7 @@ impl<T: KeyOrValue> LoadBalancer<T> {
         let Some(plan) = self.balancer.observe_and_plan_move(&loads) else {
             return Ok(None);
         };
-        let take = Op::Handover {
+        let take = Operation::Handover {
             step: HandoverStep::Take { giver: plan.giver },
             from: plan.first_key,
             end: plan.end_key,
@@ -84,16 +85,13 @@ impl<T: KeyOrValue> LoadBalancer<T> {
         let mut key = planned.first_key;
         for _ in 0..MAX_LEAVES_ASKED_FOR {
             let moved =
-                send_request_and_wait(
-                    giver,
-                    self.tree,
-                    &Op::Get { key },
-                    |answer| match answer {
+                send_request_and_wait(giver, self.tree, &Operation::Get { key }, |answer| {
+                    match answer {
                         Answer::Value(_) => Ok(None),
                         Answer::Moved(moved) => Ok(Some(moved)),
                         _ => Err(ClientError::NoAnswerInTime),
-                    },
-                )??;
+                    }
+                })??;
             let Some(moved) = moved else {
                 return Ok(Some(key));
             };
@@ -117,7 +115,7 @@ const MAX_LEAVES_ASKED_FOR: u32 = 10_000;
 pub(crate) fn send_request_and_wait<R, T: KeyOrValue>(
     server: &mut PipelinedClient<T>,
     tree: u8,
-    op: &Op<T>,
+    op: &Operation<T>,
     answered: impl Fn(Answer<'_, T>) -> R,
 ) -> Result<R, ClientError> {
     server.refresh_clock();

@@ -19,23 +19,23 @@ use crate::config::ClientConfig;
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::rendezvous::RendezvousProtocol;
-use crate::wire::{self, Op, Status};
+use crate::wire::{self, Operation, Status};
 
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
 ///
 /// ```
-/// use btree::{Answer, ClientConfig, Op, PipelinedClient, Server, ServerConfig, PutCondition};
+/// use btree::{Answer, ClientConfig, Operation, PipelinedClient, Server, ServerConfig, PutCondition};
 ///
 /// let server = Server::<u64>::start(ServerConfig { keys: 1000, ..Default::default() })?;
 /// let config = ClientConfig { server: server.address().to_string(), ..Default::default() };
 /// let mut pipeline = PipelinedClient::<u64>::connect(config)?;
 /// for key in [3, 1, 2] {
-///     pipeline.submit(0, &Op::Put { key, value: 10 * key, when: PutCondition::Always }, key)?;
+///     pipeline.submit(0, &Operation::Put { key, value: 10 * key, when: PutCondition::Always }, key)?;
 /// }
 /// while pipeline.outstanding() > 0 {
 ///     pipeline.poll(|done| assert_eq!(done.answer, Answer::Changed { found: false }))?;
 /// }
-/// pipeline.submit(0, &Op::Scan { from: 2, end: None, limit: 10 }, 0)?;
+/// pipeline.submit(0, &Operation::Scan { from: 2, end: None, limit: 10 }, 0)?;
 /// while pipeline.outstanding() > 0 {
 ///     pipeline.poll(|done| {
 ///         assert_eq!(done.answer, Answer::Entries { entries: &[(2, 20), (3, 30)], next: None });
@@ -190,7 +190,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
     /// # Errors
     /// [`ClientError::NoTree`], [`ClientError::TooLong`]. A broken connection is repaired by [`poll`](Self::poll).
     #[inline]
-    pub fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
+    pub fn submit(&mut self, tree: u8, op: &Operation<T>, token: u64) -> Result<bool, ClientError> {
         if usize::from(tree) >= self.tree_count {
             let trees = self.tree_count;
             return Err(ClientError::NoTree { tree, trees });
@@ -550,13 +550,13 @@ fn interpret_answer<T: KeyOrValue>(
 ) -> AnswerEffect<T> {
     let answer = &complete.answer;
     AnswerEffect::Complete(match (answer.status, pending.op) {
-        (Status::Ok, Op::Get { .. }) => {
+        (Status::Ok, Operation::Get { .. }) => {
             Answer::Value(answer.found.then_some(answer.value_or_next_key))
         }
-        (Status::Ok, Op::Put { .. } | Op::Delete { .. }) => Answer::Changed {
+        (Status::Ok, Operation::Put { .. } | Operation::Delete { .. }) => Answer::Changed {
             found: answer.found,
         },
-        (Status::Moved, Op::Scan { from, .. }) => {
+        (Status::Moved, Operation::Scan { from, .. }) => {
             let moved = answer.moved_range();
             if pending.entries.is_empty() && moved.first_key <= from {
                 return AnswerEffect::Complete(Answer::Moved(moved));
@@ -566,23 +566,25 @@ fn interpret_answer<T: KeyOrValue>(
             let next = Some(moved.first_key.max(from));
             return AnswerEffect::EntriesCompleteWithNextKey(next);
         }
-        (Status::Ok, Op::Scan { end, limit, .. }) => {
+        (Status::Ok, Operation::Scan { end, limit, .. }) => {
             let next = answer.has_more_entries.then_some(answer.value_or_next_key);
             match next {
                 Some(from) if pending.entries.len() < limit as usize => {
                     pending.earlier_entry_count = pending.entries.len();
                     pending.received_entry_count = 0;
-                    pending.op = Op::Scan { from, end, limit };
+                    pending.op = Operation::Scan { from, end, limit };
                     return AnswerEffect::Resend;
                 }
                 _ => return AnswerEffect::EntriesCompleteWithNextKey(next),
             }
         }
-        (Status::Ok, Op::ReadServerLoad) => return AnswerEffect::EntriesCompleteWithNextKey(None),
-        (Status::Ok, Op::Handover { .. }) => Answer::HandoverStepDone {
+        (Status::Ok, Operation::ReadServerLoad) => {
+            return AnswerEffect::EntriesCompleteWithNextKey(None);
+        }
+        (Status::Ok, Operation::Handover { .. }) => Answer::HandoverStepDone {
             version: wire::version_in_first_word(answer.first_word),
         },
-        (Status::MalformedOrRefused, Op::Handover { .. }) => Answer::HandoverStepRefused,
+        (Status::MalformedOrRefused, Operation::Handover { .. }) => Answer::HandoverStepRefused,
         (Status::Moved, _) => Answer::Moved(answer.moved_range()),
         (Status::StoreFull, _) => Answer::StoreFull,
         (Status::Busy, _) => return AnswerEffect::Resend,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::key_or_value::KeyOrValue;
 use crate::tree::MovedRange;
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// The answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub(super) struct RequestSlot<T: KeyOrValue> {
     pub(super) caller_token: u64,
     /// True if the request is outstanding.
     pub(super) is_outstanding: bool,
-    pub(super) op: Op<T>,
+    pub(super) op: Operation<T>,
     pub(super) tree: u8,
     pub(super) lane_index: usize,
     /// The number of the change in its lane; 0 for other requests.
@@ -147,7 +147,7 @@ impl<T: KeyOrValue> RequestSlot<T> {
         Self {
             caller_token: 0,
             is_outstanding: false,
-            op: Op::ReadServerLoad,
+            op: Operation::ReadServerLoad,
             tree: 0,
             lane_index: 0,
             change_seq: 0,

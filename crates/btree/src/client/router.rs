@@ -11,7 +11,7 @@ use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats, Completion};
 use crate::key_or_value::KeyOrValue;
 use crate::tree::{MovedRange, RangeOwner};
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// The owners of key ranges as known to a client. Servers correct outdated entries.
 #[derive(Debug, Clone)]
@@ -75,7 +75,7 @@ impl<T: KeyOrValue> OwnerTable<T> {
 struct RoutedRequest<T: KeyOrValue> {
     caller_token: u64,
     tree: u8,
-    op: Op<T>,
+    op: Operation<T>,
     /// Entries that a SCAN got from earlier servers; `op` requests the rest.
     scanned_entries: Vec<(T, T)>,
     submitted_at: Instant,
@@ -180,7 +180,7 @@ impl<T: KeyOrValue> Router<T> {
                     }
                     Answer::Entries { entries, next } => {
                         let continues = match request.op {
-                            Op::Scan { limit, .. } => {
+                            Operation::Scan { limit, .. } => {
                                 next.is_some() && entries.len() < limit as usize
                             }
                             _ => false,
@@ -232,7 +232,7 @@ impl<T: KeyOrValue> Router<T> {
                 }
                 IntermediateAnswer::Entries(entries, next, seen) => {
                     let (limit, end) = match request.op {
-                        Op::Scan { limit, end, .. } => (limit, end),
+                        Operation::Scan { limit, end, .. } => (limit, end),
                         _ => (0, None),
                     };
                     let received = u32::try_from(entries.len()).unwrap_or(u32::MAX);
@@ -241,7 +241,7 @@ impl<T: KeyOrValue> Router<T> {
                         Some(from) if received < limit => {
                             // The rest of the SCAN goes to the server that owns the next key.
                             let limit = limit - received;
-                            request.op = Op::Scan { from, end, limit };
+                            request.op = Operation::Scan { from, end, limit };
                             None
                         }
                         next => {
@@ -270,7 +270,7 @@ impl<T: KeyOrValue> Router<T> {
 }
 
 impl<T: KeyOrValue> ExecuteRequests<T> for Router<T> {
-    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
+    fn submit(&mut self, tree: u8, op: &Operation<T>, token: u64) -> Result<bool, ClientError> {
         if !self.resend_queue.is_empty() {
             return Ok(false);
         }

@@ -17,7 +17,7 @@ use crate::node_words::NodeWords;
 use crate::rendezvous::{LeafWriteParameters, RemoteNodes};
 use crate::tree::{FIRST_ROOT_WORD_INDEX, MAX_TREES, decode_root, redo};
 use crate::walk_cost;
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// Largest number of READs for a lookup, or for a leaf of a SCAN, before the server is asked.
 const MAX_READS_PER_WALK: u8 = 40;
@@ -158,7 +158,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
 
     /// Begins a request in a slot of the window.
     #[inline]
-    pub(super) fn begin_request_walk(&mut self, slot: u32, tree: u8, op: &Op<T>) {
+    pub(super) fn begin_request_walk(&mut self, slot: u32, tree: u8, op: &Operation<T>) {
         let walk = &mut self.walks[slot as usize];
         walk.key = op.key();
         walk.reads_so_far = 0;
@@ -280,15 +280,17 @@ impl<T: KeyOrValue> WalkingClient<T> {
         }
         let walk = &mut self.walks[slot as usize];
         let (end, limit) = match pending.op {
-            Op::Scan { end, limit, .. } => (end, limit as usize),
-            Op::Get { key } => {
+            Operation::Scan { end, limit, .. } => (end, limit as usize),
+            Operation::Get { key } => {
                 let value = leaf.find(&key).ok().map(|place| leaf.value(place));
                 return Ok(Some(WalkOutcome::Answer(Answer::Value(value))));
             }
-            Op::Put { .. } | Op::Delete { .. } => {
+            Operation::Put { .. } | Operation::Delete { .. } => {
                 return self.plan_change_and_prepare_leaf_lock(pending, slot);
             }
-            Op::Handover { .. } | Op::ReadServerLoad => return Ok(Some(WalkOutcome::AskServer)),
+            Operation::Handover { .. } | Operation::ReadServerLoad => {
+                return Ok(Some(WalkOutcome::AskServer));
+            }
         };
         let first = leaf.find(&walk.key).unwrap_or_else(|place| place);
         for i in first..leaf.entry_count() {

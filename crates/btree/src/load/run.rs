@@ -10,7 +10,7 @@ use verbs::time;
 use super::{
     LoadReport, MAX_OWN_KEY_CLIENTS, Workload, stable_key, value_belongs_to_key, value_of,
 };
-use crate::{Answer, ClientError, ExecuteRequests, LatencySummary, Op, PutCondition};
+use crate::{Answer, ClientError, ExecuteRequests, LatencySummary, Operation, PutCondition};
 
 /// The end of a load.
 #[derive(Debug, Clone, Copy)]
@@ -265,7 +265,7 @@ impl<'w> LoadRun<'w> {
         let dice = self.key_generator.draw_u32_as_u64();
         let i = self.key_generator.next(self.last_changed_own_key);
         let tree = self.workload.tree;
-        let (lookup, kind) = (Op::Get { key: stable_key(i) }, RequestKind::Lookup);
+        let (lookup, kind) = (Operation::Get { key: stable_key(i) }, RequestKind::Lookup);
         if dice < self.bounds.update_bound {
             return self.submit_stable_key_update(requests, i);
         }
@@ -277,7 +277,7 @@ impl<'w> LoadRun<'w> {
             match own.and_then(|own| own.lookup_kind()) {
                 Some(kind) => {
                     let key = stable_key(i) + self.own_key_offset;
-                    (Op::Get { key }, kind)
+                    (Operation::Get { key }, kind)
                 }
                 None => (lookup, kind),
             }
@@ -289,7 +289,7 @@ impl<'w> LoadRun<'w> {
                 most.into()
             };
             let limit = u16::try_from(limit).unwrap_or(u16::MAX);
-            let scan = Op::Scan {
+            let scan = Operation::Scan {
                 from: stable_key(i),
                 end: None,
                 limit: limit.into(),
@@ -310,7 +310,7 @@ impl<'w> LoadRun<'w> {
     ) -> Result<bool, ClientError> {
         let key = stable_key(i);
         self.last_stamp = self.last_stamp.wrapping_add(1);
-        let op = Op::Put {
+        let op = Operation::Put {
             key,
             value: value_of(key, self.last_stamp),
             when: PutCondition::Always,
@@ -346,9 +346,9 @@ impl<'w> LoadRun<'w> {
                 self.last_stamp = self.last_stamp.wrapping_add(1);
                 let value = value_of(key, self.last_stamp);
                 let when = PutCondition::Absent;
-                (Op::Put { key, value, when }, RequestKind::Insert)
+                (Operation::Put { key, value, when }, RequestKind::Insert)
             }
-            Presence::Present => (Op::Delete { key }, RequestKind::Delete),
+            Presence::Present => (Operation::Delete { key }, RequestKind::Delete),
             Presence::Unknown => return Ok(true),
         };
         let begun = requests.submit(self.workload.tree, &op, kind.encode_token(i))?;

@@ -6,7 +6,7 @@ use crate::client::{Answer, ClientError, ClientStats, Completion, ExecuteRequest
 use crate::key_or_value::private::Stored;
 use crate::key_or_value::{ByteString, StringSizes};
 use crate::tree::MovedRange;
-use crate::wire::Op;
+use crate::wire::Operation;
 
 /// Bytes of the shortest keys and values of a load: a number.
 pub const MIN_STRING_BYTES: usize = 8;
@@ -48,27 +48,27 @@ impl NumberStrings {
         decode_number_of_string(value, self.0.value_bytes)
     }
 
-    fn op_with_byte_strings(self, op: &Op) -> Op<ByteString> {
+    fn op_with_byte_strings(self, op: &Operation) -> Operation<ByteString> {
         let end_key = |end: Option<u64>| end.map(|end| self.key(end));
         match *op {
-            Op::Get { key } => Op::Get { key: self.key(key) },
-            Op::Put { key, value, when } => Op::Put {
+            Operation::Get { key } => Operation::Get { key: self.key(key) },
+            Operation::Put { key, value, when } => Operation::Put {
                 key: self.key(key),
                 value: self.value(value),
                 when,
             },
-            Op::Delete { key } => Op::Delete { key: self.key(key) },
-            Op::Scan { from, end, limit } => Op::Scan {
+            Operation::Delete { key } => Operation::Delete { key: self.key(key) },
+            Operation::Scan { from, end, limit } => Operation::Scan {
                 from: self.key(from),
                 end: end_key(end),
                 limit,
             },
-            Op::Handover { step, from, end } => Op::Handover {
+            Operation::Handover { step, from, end } => Operation::Handover {
                 step,
                 from: self.key(from),
                 end: end_key(end),
             },
-            Op::ReadServerLoad => Op::ReadServerLoad,
+            Operation::ReadServerLoad => Operation::ReadServerLoad,
         }
     }
 }
@@ -118,7 +118,7 @@ impl<C> NumberedClient<C> {
 }
 
 impl<C: ExecuteRequests<ByteString>> ExecuteRequests for NumberedClient<C> {
-    fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
+    fn submit(&mut self, tree: u8, op: &Operation, token: u64) -> Result<bool, ClientError> {
         self.client
             .submit(tree, &self.strings.op_with_byte_strings(op), token)
     }

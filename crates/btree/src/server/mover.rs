@@ -19,7 +19,7 @@ use crate::client::{Answer, ClientError, PipelinedClient, send_request_and_wait}
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::tree::{MovedRange, Refusal, Store};
-use crate::wire::{HandoverStep, Op};
+use crate::wire::{HandoverStep, Operation};
 
 /// Entries of a chunk.
 const CHUNK_ENTRIES: u32 = 2_000;
@@ -236,7 +236,7 @@ fn scan_at_giver<T: KeyOrValue>(
     send_request_and_wait(
         giver,
         tree,
-        &Op::Scan { from, end, limit },
+        &Operation::Scan { from, end, limit },
         |answer| match answer {
             Answer::Entries { entries, next } => Ok(Ok((entries.to_vec(), next))),
             Answer::Moved(moved) => Ok(Err(moved)),
@@ -252,17 +252,16 @@ fn request_handover_step<T: KeyOrValue>(
     step: HandoverStep,
     (from, end): (T, Option<T>),
 ) -> Result<StepResult, ClientError> {
-    let asked =
-        send_request_and_wait(
-            giver,
-            tree,
-            &Op::Handover { step, from, end },
-            |answer| match answer {
-                Answer::HandoverStepDone { version } => StepResult::DoneWithVersion(version),
-                Answer::NoAnswerInTime => StepResult::Unknown,
-                _ => StepResult::Refused,
-            },
-        );
+    let asked = send_request_and_wait(
+        giver,
+        tree,
+        &Operation::Handover { step, from, end },
+        |answer| match answer {
+            Answer::HandoverStepDone { version } => StepResult::DoneWithVersion(version),
+            Answer::NoAnswerInTime => StepResult::Unknown,
+            _ => StepResult::Refused,
+        },
+    );
     match asked {
         Err(_) if matches!(step, HandoverStep::Cede { .. }) => Ok(StepResult::Unknown),
         asked => asked,
@@ -276,13 +275,18 @@ fn query_cession_outcome<T: KeyOrValue>(
     to: u16,
     incarnation: u64,
 ) -> StepResult {
-    let asked = send_request_and_wait(giver, tree, &Op::Get { key }, |answer| match answer {
-        Answer::Moved(moved) if moved.owner.server_number == to => {
-            StepResult::DoneWithVersion(moved.owner.version)
-        }
-        Answer::NoAnswerInTime => StepResult::Unknown,
-        _ => StepResult::Refused,
-    });
+    let asked = send_request_and_wait(
+        giver,
+        tree,
+        &Operation::Get { key },
+        |answer| match answer {
+            Answer::Moved(moved) if moved.owner.server_number == to => {
+                StepResult::DoneWithVersion(moved.owner.version)
+            }
+            Answer::NoAnswerInTime => StepResult::Unknown,
+            _ => StepResult::Refused,
+        },
+    );
     let asked = asked.unwrap_or(StepResult::Unknown);
     if giver.server_incarnation() != incarnation {
         // The giver died: only this server still has the copied entries.

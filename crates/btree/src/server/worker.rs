@@ -15,7 +15,7 @@ use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::tree::{Refusal, Store, WalkPosition};
 use crate::walk_cost::WalkCost;
-use crate::wire::{self, MAX_SCAN_MESSAGES, Op, Status};
+use crate::wire::{self, MAX_SCAN_MESSAGES, Operation, Status};
 
 /// A client that is connecting.
 #[derive(Debug)]
@@ -269,7 +269,7 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
         request: Request<'_>,
         reply: RequestReplier<'_>,
     ) {
-        let decoded = Op::decode(request.payload);
+        let decoded = Operation::decode(request.payload);
         let sizes = self.store.key_and_value_limits();
         let Some((op, tree, number)) = decoded.filter(|(op, tree, _)| {
             usize::from(*tree) < self.store.tree_count() && op.check_lengths(sizes).is_ok()
@@ -282,15 +282,15 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
             *walk = self.store.index().begin_walk(tree);
         }
         match op {
-            Op::Handover { .. } | Op::ReadServerLoad => {}
+            Operation::Handover { .. } | Operation::ReadServerLoad => {}
             _ if self.server_shares_keys_with_others => {
                 self.load_meter.count_and_sample_key(op.key())
             }
             _ => {}
         }
         match op {
-            Op::Get { key } => self.get(tree, key, walk, reply),
-            Op::Scan { from, end, limit } => {
+            Operation::Get { key } => self.get(tree, key, walk, reply),
+            Operation::Scan { from, end, limit } => {
                 self.scan(
                     tree,
                     (from, end),
@@ -299,10 +299,10 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
                     reply,
                 );
             }
-            Op::Put { .. } | Op::Delete { .. } | Op::Handover { .. } => {
+            Operation::Put { .. } | Operation::Delete { .. } | Operation::Handover { .. } => {
                 self.change((op, tree), request.client_index, number, walk, reply);
             }
-            Op::ReadServerLoad => self.reply_load_report(request.client_index, reply),
+            Operation::ReadServerLoad => self.reply_load_report(request.client_index, reply),
         }
     }
 }
@@ -369,7 +369,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
     #[inline]
     fn change(
         &mut self,
-        (op, tree): (Op<T>, usize),
+        (op, tree): (Operation<T>, usize),
         client: usize,
         seq: u32,
         walk: &mut WalkPosition,
@@ -392,11 +392,11 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
                 let found =
                     |before: Option<T>| wire::answer_first_word(Status::Ok, before.is_some());
                 let changed = match op {
-                    Op::Put { key, value, when } => {
+                    Operation::Put { key, value, when } => {
                         let put = self.store.put_from_walk(tree, (key, value), when, walk);
                         put.map(found)
                     }
-                    Op::Handover { step, from, end } => {
+                    Operation::Handover { step, from, end } => {
                         let who = (client, tree);
                         self.handovers.execute_step_and_encode_answer(
                             self.store,

@@ -29,7 +29,7 @@ fn checksum(words: &[u64]) -> u64 {
 }
 
 /// Completes an entry that already contains the node's words.
-pub(crate) fn write_node_number_lock_and_checksum(entry: &mut [u64], number: u64, lock: u64) {
+pub(crate) fn complete_redo_entry(entry: &mut [u64], number: u64, lock: u64) {
     let last = entry.len() - 1;
     (entry[0], entry[1]) = (number, lock);
     entry[last] = checksum(&entry[..last]);
@@ -98,7 +98,7 @@ mod tests {
         #[test]
         fn an_entry_is_whole_or_none(at in 0usize..34 * 8, bit in 0u32..8) {
             let mut entry: Vec<u64> = (0..34).collect();
-            write_node_number_lock_and_checksum(&mut entry, 7, 9 << 40);
+            complete_redo_entry(&mut entry, 7, 9 << 40);
             let mut bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
             prop_assert_eq!(decode_entry(&bytes), Some((7, 9 << 40, entry[2..33].to_vec())));
             bytes[at] ^= 1 << bit;

@@ -38,10 +38,10 @@ pub struct PipelinedClient {
     opener: SessionOpener,
     hash_seed: u64,
     lanes: Vec<Lane>,
-    lane_polls: LanesToPoll,
+    lanes_to_poll: LanesToPoll,
     /// The design's client side, which may execute requests itself.
     design: Box<dyn ClientDesign>,
-    lanes_to_poll: OneSidedOps,
+    one_sided_ops: OneSidedOps,
     /// The server's design.
     server_design: Design,
     /// Requests about which the server must be asked, in slots of the window.
@@ -102,9 +102,9 @@ impl PipelinedClient {
         let mut pipeline = Self {
             hash_seed: 0,
             lanes: Vec::new(),
-            lane_polls: LanesToPoll::default(),
+            lanes_to_poll: LanesToPoll::default(),
             design: Box::new(HerdClientDesign),
-            lanes_to_poll: OneSidedOps::default(),
+            one_sided_ops: OneSidedOps::default(),
             server_design: Design::Herd,
             ask_server_queue: VecDeque::new(),
             server_session: None,
@@ -186,7 +186,7 @@ impl PipelinedClient {
         };
         self.check_op_is_supported_and_fits(op)?;
         let key = op.key();
-        let is_one_sided = self.lanes_to_poll.includes(op.is_change());
+        let is_one_sided = self.one_sided_ops.includes(op.is_change());
         let hash = if is_one_sided || self.lanes.len() > 1 {
             hash_of(key, self.hash_seed)
         } else {
@@ -226,7 +226,7 @@ impl PipelinedClient {
             // An idle period does not count as silence.
             lane.last_activity = self.last_clock_reading;
         }
-        self.lane_polls.set_work_flag(pending.lane_index);
+        self.lanes_to_poll.set_work_flag(pending.lane_index);
         if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
             lane.pending_error.get_or_insert_with(|| Box::new(e));
         }
@@ -244,7 +244,7 @@ impl PipelinedClient {
         if op.key().len() > MAX_KEY_BYTES {
             return Err(ClientError::TooLong);
         }
-        if self.lanes_to_poll.includes_gets {
+        if self.one_sided_ops.includes_gets {
             self.design.check_op_is_supported_and_fits(op)?;
         }
         Ok(())
@@ -262,7 +262,7 @@ impl PipelinedClient {
         let mut done = 0;
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
         let mut progress = done;
-        if self.lanes_to_poll.includes_gets {
+        if self.one_sided_ops.includes_gets {
             match self.poll_one_sided_requests(&mut each, &mut done) {
                 Ok(received) => progress += received,
                 Err(e) => {
@@ -307,7 +307,7 @@ impl PipelinedClient {
         done: &mut usize,
     ) -> Result<(), RpcError> {
         let mut result = Ok(());
-        let mut next = self.lane_polls.next_lane_to_poll(0);
+        let mut next = self.lanes_to_poll.next_lane_to_poll(0);
         while let Some(lane) = self.lanes.get_mut(next) {
             let (pending, free, stats) = (&mut self.pending, &mut self.free_slots, &mut self.stats);
             let (now, buffer, before) = (
@@ -315,7 +315,7 @@ impl PipelinedClient {
                 &mut self.answer_buffers,
                 *done,
             );
-            let (design, one_sided_ops) = (&mut self.design, self.lanes_to_poll);
+            let (design, one_sided_ops) = (&mut self.design, self.one_sided_ops);
             let polled = lane.poll(pending, stats, buffer, |pending, slot, complete| {
                 if *done == before {
                     *now = time::now();
@@ -348,8 +348,8 @@ impl PipelinedClient {
                 }
                 Err(e) => result = result.and(Err(e)),
             }
-            self.lane_polls.update_work_flag_after_poll(next, lane);
-            next = self.lane_polls.next_lane_to_poll(next + 1);
+            self.lanes_to_poll.update_work_flag_after_poll(next, lane);
+            next = self.lanes_to_poll.next_lane_to_poll(next + 1);
         }
         result
     }
@@ -399,7 +399,7 @@ impl PipelinedClient {
                 slot,
                 &mut self.answer_buffers.value_or_encoded_request,
             );
-            self.lane_polls.set_work_flag(pending.lane_index);
+            self.lanes_to_poll.set_work_flag(pending.lane_index);
             if let Err(e) = lane.enqueue(slot, &self.answer_buffers.value_or_encoded_request) {
                 lane.pending_error.get_or_insert_with(|| Box::new(e));
             }
@@ -468,7 +468,7 @@ impl PipelinedClient {
         let pending = &mut self.pending[slot as usize];
         pending.received_bytes = 0;
         self.stats.resent_requests += 1;
-        if self.lanes_to_poll.includes(!pending.is_get)
+        if self.one_sided_ops.includes(!pending.is_get)
             && let Some(key) = wire::key_of_request(&pending.encoded_request)
         {
             return self.design.begin_one_sided_request(
@@ -479,7 +479,7 @@ impl PipelinedClient {
         }
         let lane = &mut self.lanes[pending.lane_index];
         lane.mark_change_outstanding_again(pending.change_seq);
-        self.lane_polls.set_work_flag(pending.lane_index);
+        self.lanes_to_poll.set_work_flag(pending.lane_index);
         if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
             lane.pending_error.get_or_insert_with(|| Box::new(e));
         }
@@ -487,9 +487,9 @@ impl PipelinedClient {
 
     /// Destroys the old queue pairs: late answers are dropped, and the server sees the client disconnect.
     fn disconnect(&mut self) {
-        self.lane_polls = LanesToPoll::default();
+        self.lanes_to_poll = LanesToPoll::default();
         self.lanes.clear();
-        (self.design, self.lanes_to_poll) = (Box::new(HerdClientDesign), OneSidedOps::default());
+        (self.design, self.one_sided_ops) = (Box::new(HerdClientDesign), OneSidedOps::default());
         self.server_session = None;
         self.ask_server_queue.clear();
     }
@@ -518,8 +518,8 @@ impl PipelinedClient {
                 self.server_design
             )));
         }
-        self.lanes_to_poll = design.one_sided_ops();
-        self.lane_polls = LanesToPoll::new(&lanes);
+        self.one_sided_ops = design.one_sided_ops();
+        self.lanes_to_poll = LanesToPoll::new(&lanes);
         (self.lanes, self.design, self.server_session) = (lanes, design, Some(connection));
         self.server_design = served;
         if let Some(unanswered) = request_window {

@@ -273,7 +273,7 @@ impl RecordTable {
     /// Stores an item before any client connects, and returns its record. The record of a new key is written once,
     /// because no client reads it yet.
     fn preload(&self, hash: u64, key: &[u8], value: &[u8]) -> VersionOrRecordResult {
-        if !self.record_layout.fits(key, value) {
+        if !self.record_layout.fits_key_and_value(key, value) {
             return Err(Refusal::TooLong);
         }
         let mut keys = self.lock_keys();
@@ -346,7 +346,7 @@ impl RecordTable {
 
     /// Returns the record of a key, and assigns one if the key has none.
     pub(crate) fn find_or_assign_record(&self, hash: u64, key: &[u8]) -> VersionOrRecordResult {
-        if !self.record_layout.fits(key, b"") {
+        if !self.record_layout.fits_key_and_value(key, b"") {
             return Err(Refusal::TooLong);
         }
         let keys = &mut *self.lock_keys();
@@ -388,7 +388,10 @@ impl RecordTable {
         value: Option<&[u8]>,
         condition: SetCondition,
     ) -> VersionOrRecordResult {
-        if !self.record_layout.fits(key, value.unwrap_or_default()) {
+        if !self
+            .record_layout
+            .fits_key_and_value(key, value.unwrap_or_default())
+        {
             return Err(Refusal::TooLong);
         }
         let keys = &mut *self.lock_keys();

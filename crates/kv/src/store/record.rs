@@ -178,7 +178,7 @@ impl RecordLayout {
     }
 
     /// Returns true if key and value are short enough.
-    pub(crate) fn fits(&self, key: &[u8], value: &[u8]) -> bool {
+    pub(crate) fn fits_key_and_value(&self, key: &[u8], value: &[u8]) -> bool {
         key.len() <= self.key_bytes && value.len() <= self.value_bytes
     }
 

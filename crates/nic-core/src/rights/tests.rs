@@ -141,7 +141,7 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
             one.owner,
             OwningPdOrQp::region_in_pd(PD),
             OwningPdOrQp::region_in_pd(OwningPdOrQp::PD_NUMBER_LIMIT - 1),
-            OwningPdOrQp::whole_address_space_in_pd(OwningPdOrQp::PD_NUMBER_LIMIT - 1),
+            OwningPdOrQp::implicit_odp_region_in_pd(OwningPdOrQp::PD_NUMBER_LIMIT - 1),
             OwningPdOrQp::window_type_1(OwningPdOrQp::PD_NUMBER_LIMIT - 1),
             OwningPdOrQp::window_type_2(0x00ff_ffff),
         ] {
@@ -161,7 +161,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
         let whole = RegionRights {
             start: 0,
             len: u64::MAX,
-            owner: OwningPdOrQp::whole_address_space_in_pd(PD),
+            owner: OwningPdOrQp::implicit_odp_region_in_pd(PD),
             ..region
         };
         let permitted = authorize(&whole, (1 << 40, 1 << 30), access, &qp).unwrap();
@@ -182,7 +182,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
 fn an_owner_is_its_word() {
     for (owner, number) in [
         (OwningPdOrQp::region_in_pd(PD), Some(PD)),
-        (OwningPdOrQp::whole_address_space_in_pd(PD), Some(PD)),
+        (OwningPdOrQp::implicit_odp_region_in_pd(PD), Some(PD)),
         (OwningPdOrQp::window_type_1(PD), Some(PD)),
         (OwningPdOrQp::window_type_2(QPN), None),
     ] {
@@ -264,7 +264,7 @@ proptest! {
     ) {
         let owner = match kind {
             0 => OwningPdOrQp::region_in_pd(domains.0),
-            1 => OwningPdOrQp::whole_address_space_in_pd(domains.0),
+            1 => OwningPdOrQp::implicit_odp_region_in_pd(domains.0),
             2 => OwningPdOrQp::window_type_1(domains.0),
             _ => OwningPdOrQp::window_type_2(qpns.0),
         };

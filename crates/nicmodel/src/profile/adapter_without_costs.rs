@@ -76,7 +76,7 @@ const ADAPTER_TOML_TEXTS: [&str; 12] = [
     include_str!("../../adapters/siw.toml"),
 ];
 
-static ADAPTERS_WITHOUT_COSTS: LazyLock<Vec<AdapterWithoutCosts>> = LazyLock::new(|| {
+static ADAPTERS_WITHOUT_COST_PROFILE: LazyLock<Vec<AdapterWithoutCosts>> = LazyLock::new(|| {
     let parse = |text| match AdapterWithoutCosts::parse(text) {
         Ok(adapter) => adapter,
         // The texts are part of this program, and a test parses each of them.
@@ -87,7 +87,7 @@ static ADAPTERS_WITHOUT_COSTS: LazyLock<Vec<AdapterWithoutCosts>> = LazyLock::ne
 
 /// Returns the built-in adapters, by maker.
 pub fn adapters_without_cost_profile() -> &'static [AdapterWithoutCosts] {
-    &ADAPTERS_WITHOUT_COSTS
+    &ADAPTERS_WITHOUT_COST_PROFILE
 }
 
 /// Returns the built-in adapter of this name.

@@ -60,7 +60,7 @@ fn join(id: &CmId, addr: IdAddress, send_only: bool, context: *mut c_void) -> Re
         addr,
         context.expose_provenance(),
         send_only,
-        id.device_port().link_layer,
+        id.device_port_of_local_address().link_layer,
     )?);
     id.lock_extra_fields()
         .memberships
@@ -91,7 +91,11 @@ fn leave_multicast(id: IdArg<'_>, addr: AddressArg) -> Result {
         // SAFETY: the id's live queue pair. If the program had not taken the event, the queue pair is not attached, and
         // the call fails.
         unsafe {
-            (id.device_port().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid)
+            (id.device_port_of_local_address().verbs.ibv_detach_mcast)(
+                id.qp(),
+                &raw const gid,
+                membership.mlid,
+            )
         };
     }
     Ok(())

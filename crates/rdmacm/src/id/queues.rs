@@ -29,8 +29,13 @@ impl CmId {
         // SAFETY: the queue pair, if the id has one, lives as long as the field names it.
         let qp_type = unsafe { qp.as_ref() }.map_or(self.qp_type(), |qp| qp.qp_type);
         let ack_timeout = self.lock_extra_fields().ack_timeout;
-        self.device_port()
-            .qp_attr(state, qp_type, self.source_or_unbound(), ends, ack_timeout)
+        self.device_port_of_local_address().qp_attr(
+            state,
+            qp_type,
+            self.source_or_unbound(),
+            ends,
+            ack_timeout,
+        )
     }
 
     /// Moves the queue pair, if the id has one, to RTR and RTS with the parameters of the connection.
@@ -42,7 +47,10 @@ impl CmId {
             }
             let (mut attr, mask) = self.qp_attr_with_params(state, ends)?;
             // SAFETY: the id's live queue pair.
-            unsafe { self.device_port().modify_qp(qp, &mut attr, mask) }?;
+            unsafe {
+                self.device_port_of_local_address()
+                    .modify_qp(qp, &mut attr, mask)
+            }?;
         }
         Ok(())
     }
@@ -56,7 +64,10 @@ impl CmId {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_ERR;
         // SAFETY: the id's live queue pair.
-        unsafe { self.device_port().modify_qp(qp, &mut attr, IBV_QP_STATE) }
+        unsafe {
+            self.device_port_of_local_address()
+                .modify_qp(qp, &mut attr, IBV_QP_STATE)
+        }
     }
 
     /// Makes the id's queue pair and its missing completion queues: `rdma_create_qp_ex`.
@@ -128,7 +139,7 @@ impl CmId {
         if self.qp_type() == IBV_QPT_XRC_RECV
             && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null())
         {
-            attr.xrcd = self.device_port().xrcd()?;
+            attr.xrcd = self.device_port_of_local_address().xrcd()?;
             attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
         }
         Ok(())
@@ -137,7 +148,7 @@ impl CmId {
     /// # Safety
     /// As for [`CmId::create_qp`].
     unsafe fn new_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp> {
-        let device = self.device_port();
+        let device = self.device_port_of_local_address();
         // SAFETY: contract of this function. `ibv_qp_init_attr_ex` begins with the fields of
         // `ibv_qp_init_attr`, so that `ibv_create_qp_ex` of verbs.h makes the same cast.
         let qp = unsafe {
@@ -167,7 +178,10 @@ impl CmId {
         for &state in states {
             let (mut attr, mask) = self.qp_attr(state)?;
             // SAFETY: the id's queue pair, which was just made.
-            unsafe { self.device_port().modify_qp(self.qp(), &mut attr, mask) }?;
+            unsafe {
+                self.device_port_of_local_address()
+                    .modify_qp(self.qp(), &mut attr, mask)
+            }?;
         }
         Ok(())
     }
@@ -175,8 +189,8 @@ impl CmId {
     /// Makes completion queues with channels for `send` and `recv` work requests; 0 makes none.
     pub(crate) fn create_cqs(&self, send: u32, recv: u32) -> Result {
         let cq_context: *mut c_void = self.abi_ptr().cast();
-        let context = self.device_port().context;
-        let verbs = self.device_port().verbs;
+        let context = self.device_port_of_local_address().context;
+        let verbs = self.device_port_of_local_address().verbs;
         let create = |size: u32| -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
             let size = c_int::try_from(size).map_err(|_| INVALID)?;
             // SAFETY: the device is open. The context of the CQ is the id, as `rdma_get_send_comp` of rdma_verbs.h
@@ -223,7 +237,7 @@ impl CmId {
 
     /// Destroys a completion queue and its channel; NULL is ignored.
     fn destroy_cq(&self, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) {
-        let verbs = self.device_port().verbs;
+        let verbs = self.device_port_of_local_address().verbs;
         // SAFETY: the fields hold only objects that `create_cqs` made, and the caller clears them.
         unsafe {
             if !cq.is_null() {
@@ -240,7 +254,7 @@ impl CmId {
         let qp = self.qp();
         if !qp.is_null() {
             // SAFETY: the id's live queue pair, which no field names afterwards.
-            unsafe { (self.device_port().verbs.ibv_destroy_qp)(qp) };
+            unsafe { (self.device_port_of_local_address().verbs.ibv_destroy_qp)(qp) };
             self.set_qp(ptr::null_mut());
         }
         self.destroy_cqs();
@@ -260,7 +274,7 @@ impl CmId {
         }
         if attr.srq_type == IBV_SRQT_XRC {
             if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
-                attr.xrcd = self.device_port().xrcd()?;
+                attr.xrcd = self.device_port_of_local_address().xrcd()?;
             }
             if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
                 self.create_cqs(0, attr.attr.max_wr)?;
@@ -280,7 +294,7 @@ impl CmId {
     /// # Safety
     /// As for [`CmId::create_srq`].
     unsafe fn new_srq(&self, attr: &mut ibv_srq_init_attr_ex) -> Result<*mut ibv_srq> {
-        let device = self.device_port();
+        let device = self.device_port_of_local_address();
         // SAFETY: contract of this function. `ibv_srq_init_attr_ex` begins with the fields of
         // `ibv_srq_init_attr`, so that `ibv_create_srq_ex` of verbs.h makes the same cast.
         let srq = unsafe {
@@ -306,8 +320,9 @@ impl CmId {
         let srq = self.srq();
         if !srq.is_null() {
             // SAFETY: the id's live SRQ, which no field names afterwards.
-            let destroyed =
-                check_returned_errno(unsafe { (self.device_port().verbs.ibv_destroy_srq)(srq) });
+            let destroyed = check_returned_errno(unsafe {
+                (self.device_port_of_local_address().verbs.ibv_destroy_srq)(srq)
+            });
             if destroyed.is_err() {
                 tracing::debug!("rdma_destroy_srq: the SRQ is in use");
             }

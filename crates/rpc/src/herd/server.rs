@@ -19,15 +19,17 @@ use crate::{
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum RegionScan {
+pub enum RequestsPerClient {
     /// All requests that a client has sent, then those of the next client, until the batch is full.
     /// The next pass begins after the client whose requests filled the batch.
     #[default]
-    Drain,
+    #[serde(rename = "drain")]
+    All,
     /// At most one request, so that a batch has no more requests than clients. The next pass begins
     /// after the last inspected client. The benchmark of HERD's authors (`rdma_bench`) works like
     /// this.
-    OneEach,
+    #[serde(rename = "one-each")]
+    AtMostOne,
 }
 
 /// Parameters of a worker's passes and of its doorbells.
@@ -39,7 +41,7 @@ pub struct BatchPolicy {
     /// each batch uses `answer_qps_per_batch` of them.
     pub answer_qps: usize,
     /// Number of requests that a pass takes from each client.
-    pub region_scan: RegionScan,
+    pub region_scan: RequestsPerClient,
     /// Number of queue pairs that share the responses of a batch, a power of two. Queue pair `i %
     /// split` sends the responses to client `i`. Each queue pair has its own postlist and doorbell.
     /// With 1, a batch takes one doorbell. A server that answers each client on the client's port
@@ -52,7 +54,7 @@ impl Default for BatchPolicy {
         Self {
             max_batch: MAX_BATCH,
             answer_qps: 1,
-            region_scan: RegionScan::default(),
+            region_scan: RequestsPerClient::default(),
             answer_qps_per_batch: 1,
         }
     }
@@ -373,7 +375,7 @@ impl Server {
                 self.batch_clients_imms_lens
                     .push((client, look.tag.answer_imm(number), len));
                 look.next_request_number = number.wrapping_add(1);
-                if self.batch_policy.region_scan == RegionScan::OneEach {
+                if self.batch_policy.region_scan == RequestsPerClient::AtMostOne {
                     break;
                 }
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sequencer::{
-    Client, ClientConfig, ClientReport, Design, NumberChecker, RegionScan, RunLimit, Server,
+    Client, ClientConfig, ClientReport, Design, NumberChecker, RequestsPerClient, RunLimit, Server,
     ServerConfig, WindowPolicy,
 };
 
@@ -139,7 +139,7 @@ fn every_window_policy_scan_and_spread_gets_all_numbers() {
                 batch: 32,
                 ud_qps_per_worker: Some(4),
                 rotates_answer_qps: !is_rpc,
-                request_region_scan: RegionScan::OneEach,
+                request_region_scan: RequestsPerClient::AtMostOne,
                 qps_per_answer_batch: if is_rpc { 2 } else { 1 },
                 ..ServerConfig::default()
             });

@@ -27,7 +27,7 @@ pub struct FabricProcess {
     /// Protection domains that the process has allocated, without imported domains.
     pub protection_domains: Vec<KnownProtectionDomain>,
     /// Memory regions of the process, without memory windows.
-    pub regions: Vec<KnownRegion>,
+    pub memory_regions: Vec<KnownRegion>,
     /// Open devices of the process.
     pub contexts: Vec<KnownContext>,
     /// Shared receive queues of the process.
@@ -201,7 +201,7 @@ fn read_process(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
         protection_domains: (0..MAX_PDS)
             .filter_map(|index| read_pd_at_slot(segment, index))
             .collect(),
-        regions: (0..MR_SLOTS)
+        memory_regions: (0..MR_SLOTS)
             .filter_map(|index| read_mr_at_slot(segment, index))
             .collect(),
         contexts: listed_objects(segment)

@@ -99,7 +99,7 @@ impl Mailbox<'_> {
     }
 
     /// Returns true if the owner has dealt with the first `count` notices.
-    pub fn has_acknowledged_first(&self, count: u64) -> bool {
+    pub fn has_owner_acknowledged(&self, count: u64) -> bool {
         self.acknowledged_head.load(Ordering::Acquire) >= count
     }
 }
@@ -190,9 +190,9 @@ mod tests {
         let count = owned.mailbox().put_notice_count();
         let mut pos = 0;
         assert_eq!(owned.mailbox().take_notice(&mut pos), Some(7));
-        assert!(!owned.mailbox().has_acknowledged_first(count));
+        assert!(!owned.mailbox().has_owner_acknowledged(count));
         owned.mailbox().acknowledge(pos);
-        assert!(owned.mailbox().has_acknowledged_first(count));
+        assert!(owned.mailbox().has_owner_acknowledged(count));
     }
 
     #[cfg(not(loom))]

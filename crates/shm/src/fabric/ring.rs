@@ -184,7 +184,7 @@ struct LapSlots {
 impl LapSlots {
     /// Returns the lap that contains `pos`.
     #[inline(always)]
-    fn containing(ring: &RingMemory, pos: u64) -> Self {
+    fn of_lap_containing(ring: &RingMemory, pos: u64) -> Self {
         let begin = pos & !(ring.slot_count - 1);
         Self {
             slot_0_address: ring.words.wrapping_sub(2 * begin as usize),

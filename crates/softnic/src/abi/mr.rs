@@ -284,7 +284,7 @@ fn check_region_and_enter_in_key_table<T>(
     let at = range.addr.expose_provenance();
     let (owner, backing) = if range.is_whole_address_space() {
         (
-            OwningPdOrQp::whole_address_space_in_pd(pd.local_number),
+            OwningPdOrQp::implicit_odp_region_in_pd(pd.local_number),
             RangeBacking::accessed_by_system_call(),
         )
     } else {

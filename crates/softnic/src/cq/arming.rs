@@ -36,7 +36,7 @@ impl Cq {
     }
 
     /// Writes the tokens that peers could not write.
-    pub(super) fn write_tokens_peers_could_not_write(&self) {
+    pub(super) fn write_lost_tokens(&self) {
         let lost = &self.shared_state().lost_token_count;
         if lost.load(Ordering::Relaxed) != 0
             && let Some(channel) = &self.channel

@@ -32,7 +32,7 @@ impl Cq {
         let Some(mut state) = state else {
             return look != EngineCheckReason::OverrunWatch;
         };
-        self.write_tokens_peers_could_not_write();
+        self.write_lost_tokens();
         let mut held_back;
         loop {
             let (n, deadline) = state.fill_completion_buffer(self.engine_buffer_target());

@@ -154,7 +154,7 @@ pub(super) fn datagram_grh(
 }
 
 /// Source and destination of a datagram, as the 40 bytes in front of its payload give them.
-pub(super) struct DatagramGrhFields {
+pub(super) struct ParsedGrh {
     pub(super) link_layer: LinkLayer,
     pub(super) source: [u8; 16],
     pub(super) destination: [u8; 16],
@@ -162,7 +162,7 @@ pub(super) struct DatagramGrhFields {
     pub(super) hop_limit: u8,
 }
 
-impl DatagramGrhFields {
+impl ParsedGrh {
     /// Reads the 40 bytes in front of a payload.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use verbs_abi::*;
 
 use super::device_and_port_counts::PortPlace;
 use super::grh::{
-    DatagramGrhFields, FLOW_LABEL_MASK, IpHeaderVersion, datagram_grh, gid_of_ip, header_version,
+    FLOW_LABEL_MASK, IpHeaderVersion, ParsedGrh, datagram_grh, gid_of_ip, header_version,
     mapped_ipv4,
 };
 use super::guid::{LINK_LOCAL_PREFIX, link_local_gid};
@@ -401,7 +401,7 @@ pub(crate) fn init_ah_from_wc(
     }
 
     let word = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
-    let travelled = DatagramGrhFields::parse(grh)?;
+    let travelled = ParsedGrh::parse(grh)?;
     // The type of the GID has to match the header, too; all GIDs of a port have the same type.
     if travelled.link_layer != port.link_layer {
         return Err(EINVAL);

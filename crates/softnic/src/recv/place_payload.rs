@@ -96,7 +96,7 @@ pub(super) fn place_ud_message(
     let mut to = ScatterPosition {
         nic: qp.nic,
         pd_number: pd,
-        sges,
+        remaining_sges: sges,
         offset_in_sge: 0,
         region_cache: local,
     };
@@ -152,7 +152,7 @@ pub(super) fn place_connected_message(
     let mut to = ScatterPosition {
         nic: qp.nic,
         pd_number: pd,
-        sges,
+        remaining_sges: sges,
         offset_in_sge: 0,
         region_cache: local,
     };
@@ -258,7 +258,7 @@ fn unreadable_sender_error(peer: &Peer) -> PlaceError {
 pub(super) struct ScatterPosition<'a> {
     pub(super) nic: &'static Nic,
     pub(super) pd_number: u32,
-    pub(super) sges: &'a [ibv_sge],
+    pub(super) remaining_sges: &'a [ibv_sge],
     pub(super) offset_in_sge: u32,
     pub(super) region_cache: &'a mut RegionCache,
 }
@@ -267,7 +267,9 @@ impl ScatterPosition<'_> {
     /// Skips `len` bytes without writing them.
     pub(super) fn skip(&mut self, mut len: usize) {
         while len > 0 {
-            let Some(sge) = self.sges.first() else { return };
+            let Some(sge) = self.remaining_sges.first() else {
+                return;
+            };
             let n = ((sge.length - self.offset_in_sge) as usize).min(len);
             self.advance_in_sges(n);
             len -= n;
@@ -280,11 +282,11 @@ impl ScatterPosition<'_> {
         let n = n as u32;
         self.offset_in_sge += n;
         if self
-            .sges
+            .remaining_sges
             .first()
             .is_some_and(|s| s.length == self.offset_in_sge)
         {
-            self.sges = &self.sges[1..];
+            self.remaining_sges = &self.remaining_sges[1..];
             self.offset_in_sge = 0;
         }
     }
@@ -370,7 +372,7 @@ impl ScatterPosition<'_> {
     /// Returns the part of the current SGE that takes the next of `len` bytes.
     #[inline]
     fn next_sge_part(&self, len: usize) -> Result<ibv_sge, PlaceError> {
-        let sge = *self.sges.first().ok_or(PlaceError::TooLong)?;
+        let sge = *self.remaining_sges.first().ok_or(PlaceError::TooLong)?;
         let addr = sge.addr.wrapping_add(self.offset_in_sge.into());
         let n = ((sge.length - self.offset_in_sge) as usize).min(len);
         Ok(ibv_sge {

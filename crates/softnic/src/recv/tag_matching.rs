@@ -175,7 +175,7 @@ fn deliver_rendezvous_headers(
     let mut to = ScatterPosition {
         nic: qp.nic,
         pd_number: pd,
-        sges: &entry.buffer,
+        remaining_sges: &entry.buffer,
         offset_in_sge: 0,
         region_cache: source.local_regions,
     };
@@ -230,7 +230,7 @@ fn place_eager_payload(
     let mut to = ScatterPosition {
         nic: qp.nic,
         pd_number: pd,
-        sges,
+        remaining_sges: sges,
         offset_in_sge: 0,
         region_cache: source.local_regions,
     };

@@ -15,7 +15,7 @@ pub(super) const MAX_COPIED_UNMAPPED_BYTES: usize = 8192;
 /// position first.
 #[inline]
 pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
-    if !sq.pending_wqes.has_wrs_left_to_receiver() {
+    if !sq.pending_wqes.has_wrs_pending_at_receiver() {
         return false;
     }
     let Some(Ok(consumed)) = sq
@@ -26,7 +26,7 @@ pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
         return true;
     };
     move_consumed_to_finished(sq, consumed);
-    sq.pending_wqes.has_wrs_left_to_receiver()
+    sq.pending_wqes.has_wrs_pending_at_receiver()
 }
 
 /// Returns true if the peer's queue pair is still the one that the ring was made for, and can receive from `qpn`.

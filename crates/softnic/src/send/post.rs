@@ -225,7 +225,7 @@ unsafe fn post_one_send<const FAULTS: bool>(
         ah,
         bind_request: bind,
         is_followed_by_message: wr.opcode == IBV_WR_RDMA_WRITE
-            && sq.pending_wqes.has_wrs_left_to_receiver()
+            && sq.pending_wqes.has_wrs_pending_at_receiver()
             // SAFETY: contract of this function.
             && unsafe { does_message_follow_soon(wr) },
     };

@@ -142,7 +142,7 @@ impl PendingWqes {
     }
     /// Returns true if a pending WR is a SEND that the receiver has not taken, or a WRITE that it has not executed.
     #[inline(always)]
-    pub(super) fn has_wrs_left_to_receiver(&self) -> bool {
+    pub(super) fn has_wrs_pending_at_receiver(&self) -> bool {
         self.packed_counts >> 32 != 0
     }
     #[inline(always)]
@@ -387,7 +387,7 @@ impl SendQueue {
 
     /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
     pub(super) fn withdraw_untaken_sends(&self, nic: &Nic) {
-        if self.pending_wqes.has_wrs_left_to_receiver()
+        if self.pending_wqes.has_wrs_pending_at_receiver()
             && let Some(out) = &self.peer_ring
         {
             out.withdraw_untaken_records(nic);

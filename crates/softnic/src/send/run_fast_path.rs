@@ -46,7 +46,7 @@ pub(super) unsafe fn execute_run(
                 execute_sends::<false>(qp, sq, wr)
             }
             IBV_WR_RDMA_WRITE
-                if !sq.pending_wqes.has_wrs_left_to_receiver()
+                if !sq.pending_wqes.has_wrs_pending_at_receiver()
                     && can_peer_receive(qp, sq.peer_ring.as_ref()) =>
             {
                 if first.send_flags & IBV_SEND_INLINE != 0 {

@@ -114,7 +114,7 @@ impl TracedCall {
         self.text.push_str(": ");
         let begin = self.text.len();
         // SAFETY: contract of this function.
-        unsafe { value.write_output(&mut self.text) };
+        unsafe { value.write_stored_value(&mut self.text) };
         if self.text.len() == begin {
             self.text.truncate(before);
         }

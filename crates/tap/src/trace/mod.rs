@@ -34,7 +34,7 @@ pub(crate) use data_path::{
     trace_found_completion, trace_found_completions, trace_posted_recvs, trace_posted_sends,
 };
 pub use file::{TRACE_FILE_ENV_VAR, create_trace_file, is_tracing_on};
-pub use names::{HandleKind, NumberHandle, install_numbering_function, number_of};
+pub use names::{HandleKind, HandleNumberingFn, install_numbering_function, number_of};
 pub use parse_line::{PostRecv, PostSend, TraceEvent, TraceLine, TracedCompletion};
 pub use value::{SyscallStyleResult, TracedArgument, TracedResult};
 

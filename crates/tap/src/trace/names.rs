@@ -79,16 +79,16 @@ fn handle_number(kind: &str, address: usize, is_new: bool) -> u32 {
 
 /// A function that returns the number of a handle. Its arguments are the kind's name and length, the address, and
 /// whether the handle is new.
-pub type NumberHandle = unsafe extern "C" fn(*const u8, usize, usize, bool) -> u32;
+pub type HandleNumberingFn = unsafe extern "C" fn(*const u8, usize, usize, bool) -> u32;
 
 /// The function of another library that numbers handles; empty if this library numbers handles itself.
-static NUMBERING_FUNCTION: OnceLock<NumberHandle> = OnceLock::new();
+static NUMBERING_FUNCTION: OnceLock<HandleNumberingFn> = OnceLock::new();
 
 /// Makes `number` number all handles from now on, so that two libraries of a process use the same names in a trace.
 ///
 /// # Safety
 /// `number` is [`number_of`] of a library that stays loaded.
-pub unsafe fn install_numbering_function(number: NumberHandle) {
+pub unsafe fn install_numbering_function(number: HandleNumberingFn) {
     let _ = NUMBERING_FUNCTION.set(number);
 }
 

@@ -19,7 +19,7 @@ pub trait TracedArgument: Copy {
 
     /// Adds the value that a successful call stored through the argument, if this value is
     /// relevant.
-    unsafe fn write_output(self, _text: &mut String) {}
+    unsafe fn write_stored_value(self, _text: &mut String) {}
 }
 
 /// A result of a traced call.
@@ -75,7 +75,7 @@ impl<T: Pointee> TracedArgument for *const T {
         }
     }
 
-    unsafe fn write_output(self, text: &mut String) {
+    unsafe fn write_stored_value(self, text: &mut String) {
         if !self.is_null() {
             unsafe { T::write_stored_value(self, text) };
         }
@@ -87,8 +87,8 @@ impl<T: Pointee> TracedArgument for *mut T {
         unsafe { self.cast_const().write_input(name, text) };
     }
 
-    unsafe fn write_output(self, text: &mut String) {
-        unsafe { self.cast_const().write_output(text) };
+    unsafe fn write_stored_value(self, text: &mut String) {
+        unsafe { self.cast_const().write_stored_value(text) };
     }
 }
 

@@ -5,7 +5,7 @@ use super::state::ConnectionProtocolState;
 use crate::error::Error;
 use crate::memory::Tensor;
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor};
-use crate::operation::PendingOperation;
+use crate::pending_operation::PendingOperation;
 use crate::requests::REQUESTS_MAX;
 use crate::store::{Store, allocate_tensor};
 

@@ -3,7 +3,7 @@
 use crate::incoming_room::ReservedRoom;
 use crate::memory::Tensor;
 use crate::message::TensorName;
-use crate::operation::PendingOperation;
+use crate::pending_operation::PendingOperation;
 use crate::store::OfferedTensor;
 
 /// A caller's request to a peer.

@@ -9,7 +9,7 @@ use super::outstanding::OutstandingRequest;
 use crate::memory::Tensor;
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor};
 use crate::meta::TensorMeta;
-use crate::operation::{Outcome, PendingOperation};
+use crate::pending_operation::{Outcome, PendingOperation};
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::OutstandingRequests;
 use crate::store::{AnsweringConnection, Store, WaitingRequest, remote_memory_of_tensor};

@@ -9,7 +9,7 @@ use crate::link::PeerLink;
 use crate::memory::{RegisteredPool, Tensor};
 use crate::message::{MESSAGE_BYTES, RequestedTensor, TensorName};
 use crate::meta::{DType, TensorMeta};
-use crate::operation::PendingOperation;
+use crate::pending_operation::PendingOperation;
 use crate::queues::{NicResources, PreparedQueues};
 use crate::store::{allocate_tensor, remote_memory_of_tensor};
 

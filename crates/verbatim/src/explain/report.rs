@@ -278,7 +278,7 @@ impl PollCounts {
             observed.threads.iter().map(of).fold(0, u64::saturating_add)
         };
         Self {
-            all_polls: sum(|thread| thread.polls),
+            all_polls: sum(|thread| thread.poll_calls),
             empty_polls: sum(|thread| thread.empty_polls),
             completions: sum(|thread| thread.completions),
         }

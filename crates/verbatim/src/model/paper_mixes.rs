@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use nicmodel::bounds::{Bound, Resource};
-use nicmodel::mixes::{self, NumberBasis};
+use nicmodel::mixes::{self, FittedOrPredicted};
 use nicmodel::profile::Profile;
 use nicmodel::published::PublishedNumber;
 use nicmodel::uncertainty::{self, LikelyRange};
@@ -32,7 +32,7 @@ struct Row {
     published_number: Option<&'static PublishedNumber>,
     /// Relative error: our rate divided by the published rate, minus 1.
     relative_error: Option<f64>,
-    basis: Option<NumberBasis>,
+    basis: Option<FittedOrPredicted>,
 }
 
 pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
@@ -84,8 +84,8 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
             .predicted_mops
             .map_or_else(String::new, format_three_digits);
         let basis = match row.basis {
-            Some(NumberBasis::Fitted) => "fitted",
-            Some(NumberBasis::Predicted) => "predicted",
+            Some(FittedOrPredicted::Fitted) => "fitted",
+            Some(FittedOrPredicted::Predicted) => "predicted",
             None => "",
         };
         let error = row

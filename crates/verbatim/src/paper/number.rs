@@ -1,6 +1,6 @@
 //! A published number and the number that this program computes for it ("ours").
 
-use nicmodel::mixes::NumberBasis;
+use nicmodel::mixes::FittedOrPredicted;
 use nicmodel::published::PublishedNumber;
 use serde::Serialize;
 
@@ -35,11 +35,11 @@ impl OurNumberKind {
     }
 }
 
-impl From<NumberBasis> for OurNumberKind {
-    fn from(basis: NumberBasis) -> OurNumberKind {
+impl From<FittedOrPredicted> for OurNumberKind {
+    fn from(basis: FittedOrPredicted) -> OurNumberKind {
         match basis {
-            NumberBasis::Fitted => OurNumberKind::Fitted,
-            NumberBasis::Predicted => OurNumberKind::Predicted,
+            FittedOrPredicted::Fitted => OurNumberKind::Fitted,
+            FittedOrPredicted::Predicted => OurNumberKind::Predicted,
         }
     }
 }

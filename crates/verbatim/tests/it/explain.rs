@@ -55,7 +55,7 @@ fn ledger() -> Ledger {
         threads: vec![Thread {
             posts: count,
             recv_posts: count,
-            polls: 30_000,
+            poll_calls: 30_000,
             empty_polls: 10_000,
             completions: 4 * count,
             ..Thread::default()
@@ -280,7 +280,7 @@ fn where_the_profile_has_no_number_a_change_is_not_called_useless() {
 #[test]
 fn a_program_that_never_polls_is_said_to_do_so() {
     let mut silent = ledger();
-    silent.processes[1].threads[0].polls = 0;
+    silent.processes[1].threads[0].poll_calls = 0;
     silent.processes[1].threads[0].empty_polls = 0;
     silent.processes[1].threads[0].completions = 0;
     let (text, _, status) = explained(&silent, &[]);

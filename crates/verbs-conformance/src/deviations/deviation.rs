@@ -78,7 +78,7 @@ pub struct DeviationTopic {
 #[derive(Clone, Copy, Debug)]
 pub struct Deviations {
     /// Name of the device on the command line.
-    pub device_name: &'static str,
+    pub device_kind: &'static str,
     /// Kernel and library on which the deviations were observed.
     pub kernel_and_library: &'static str,
     /// Capabilities that the device lacks completely. Tests of other features do not rely on these

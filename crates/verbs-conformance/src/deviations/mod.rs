@@ -24,7 +24,7 @@ impl Deviations {
     pub fn find_by_device_name(device: &str) -> Option<&'static Self> {
         Self::ALL
             .into_iter()
-            .find(|known| known.device_name == device)
+            .find(|known| known.device_kind == device)
     }
 
     /// Returns the list of deviations for the device of a run, if a list exists.
@@ -66,7 +66,7 @@ impl Deviations {
             behaviour: what,
             ..
         } = deviation;
-        format!("{} ({}): {what}", self.device_name, kind.name())
+        format!("{} ({}): {what}", self.device_kind, kind.name())
     }
 
     /// Returns lists of all deviations, one for each topic. Tests that show the same behaviour are below it, with the
@@ -140,7 +140,7 @@ mod tests {
                 assert!(
                     shown,
                     "{}: nothing shows that it lacks {cap}",
-                    known.device_name
+                    known.device_kind
                 );
             }
         }

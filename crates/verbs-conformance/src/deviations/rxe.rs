@@ -6,7 +6,7 @@ use crate::test_env::NicCapability;
 
 /// The deviations of Soft-RoCE, by topic.
 pub(super) const RXE: Deviations = Deviations {
-    device_name: "rxe",
+    device_kind: "rxe",
     kernel_and_library: "Linux 6.1.192 (Debian 6.1.0-56-amd64) with rdma-core 44.0",
     lacked_capabilities: &[
         NicCapability::ArgumentChecks,

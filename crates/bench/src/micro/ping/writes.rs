@@ -16,7 +16,7 @@ use crate::poll_timeout::{DEFAULT_EVENT_TIMEOUT_NS, PollTimeout};
 
 pub(super) struct WritePingPongEnd<T: Connected, F: PayloadForm> {
     qp: QueuePair<T>,
-    postlist: Postlist<T>,
+    reused_wr_list: Postlist<T>,
     form: F,
     outstanding_wrs: OutstandingWrs,
     local_target_memory: MemoryRegion,
@@ -45,7 +45,7 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
         let qp = connect(link, qp)?;
         link.barrier()?;
         Ok(WritePingPongEnd {
-            postlist: qp.postlist(1),
+            reused_wr_list: qp.postlist(1),
             qp,
             form: F::new(nic, &payload_layout(ping))?,
             outstanding_wrs: OutstandingWrs::new(),
@@ -60,13 +60,15 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
         let (slot, signaled) = self
             .outstanding_wrs
             .wait_for_slot_and_signal_flag::<F>(self.qp.send_cq(), number)?;
-        self.postlist.clear();
+        self.reused_wr_list.clear();
         let payload = self.form.stamped_payload(slot, number.into())?;
-        let wr = self.postlist.rdma_write(payload, self.remote_target_memory);
+        let wr = self
+            .reused_wr_list
+            .rdma_write(payload, self.remote_target_memory);
         if signaled {
             wr.signaled();
         }
-        Ok(self.qp.post_send(&mut self.postlist)?)
+        Ok(self.qp.post_send(&mut self.reused_wr_list)?)
     }
 
     /// Waits until the WRITE after number `before` has arrived completely, from its first word to

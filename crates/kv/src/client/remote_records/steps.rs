@@ -248,7 +248,7 @@ impl RemoteRecordsClientDesign {
             Op::Put { value, .. } => value,
             _ => &[][..],
         };
-        self.record_layout.fits(op.key(), value)
+        self.record_layout.fits_key_and_value(op.key(), value)
     }
 
     /// Makes the change under this client's lock, or unlocks the record without a change.

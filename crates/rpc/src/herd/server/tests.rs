@@ -110,8 +110,8 @@ fn passes(server: &mut Server, count: usize) -> Vec<usize> {
 fn a_pass_drains_clients_or_takes_one_request_of_each() {
     let bed = TestBed::new();
     for (scan, expected) in [
-        (RegionScan::Drain, vec![4, 4, 1]),
-        (RegionScan::OneEach, vec![3, 3, 3]),
+        (RequestsPerClient::All, vec![4, 4, 1]),
+        (RequestsPerClient::AtMostOne, vec![3, 3, 3]),
     ] {
         let doorbells = BatchPolicy {
             max_batch: 4,
@@ -138,7 +138,7 @@ fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
     let doorbells = BatchPolicy {
         answer_qps: 4,
         answer_qps_per_batch: 2,
-        region_scan: RegionScan::OneEach,
+        region_scan: RequestsPerClient::AtMostOne,
         ..BatchPolicy::default()
     };
     let mut servers = [bed.server(doorbells).expect("made")];

@@ -84,7 +84,7 @@ impl Consumer {
     #[inline(always)]
     pub fn begin_run(&self) -> ConsumerRun<'_> {
         ConsumerRun {
-            lap_slots: LapSlots::containing(&self.ring, self.read_position),
+            lap_slots: LapSlots::of_lap_containing(&self.ring, self.read_position),
             read_position: self.read_position,
             lap_end_position: (self.read_position | (self.ring.slot_count - 1)) + 1,
             ring: PhantomData,

@@ -21,7 +21,7 @@ struct ProducerCursor {
     unpublished_first: Option<(u64, u64)>,
     /// Position of the consumer when the producer last read `head`.
     last_read_consumer_head: u64,
-    equal_size_records: EqualSizeRecords,
+    equal_size_records: EqualSizeRun,
     /// End position of the place that [`Producer::place_for_payload`] returned last. An abandoned record may
     /// have left payload up to this position.
     max_payload_place_end: u64,
@@ -29,15 +29,15 @@ struct ProducerCursor {
 
 /// The run of latest committed records that all have `slots` slots.
 #[derive(Clone, Copy)]
-struct EqualSizeRecords {
+struct EqualSizeRun {
     slots_per_record: u64,
     first_position: u64,
 }
 
-impl EqualSizeRecords {
+impl EqualSizeRun {
     /// Records that the producer has committed a record of `slots` slots at `pos`.
     #[inline(always)]
-    fn add_record(&mut self, pos: u64, slots: u64) {
+    fn continue_or_restart(&mut self, pos: u64, slots: u64) {
         if slots != self.slots_per_record {
             *self = Self {
                 slots_per_record: slots,
@@ -164,7 +164,7 @@ impl ProducerCursor {
                 .store(w0, Ordering::Relaxed),
         }
         self.equal_size_records
-            .add_record(self.write_position, slots);
+            .continue_or_restart(self.write_position, slots);
         self.write_position += slots;
     }
 }
@@ -178,7 +178,7 @@ impl Producer {
                 write_position: 0,
                 unpublished_first: None,
                 last_read_consumer_head: 0,
-                equal_size_records: EqualSizeRecords {
+                equal_size_records: EqualSizeRun {
                     slots_per_record: 1,
                     first_position: 0,
                 },
@@ -250,7 +250,7 @@ impl Producer {
     #[inline(always)]
     pub fn begin_run(&mut self) -> ProducerRun<'_> {
         ProducerRun {
-            lap_slots: LapSlots::containing(&self.cursor.ring, self.cursor.write_position),
+            lap_slots: LapSlots::of_lap_containing(&self.cursor.ring, self.cursor.write_position),
             room_end: self.cursor.max_record_end(),
             write_position: self.cursor.write_position,
             first_position: self.cursor.first_position_if_empty(),
@@ -297,7 +297,9 @@ impl Producer {
         let slots = slots_for_payload(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.to_words(slots as u16);
-        self.cursor.equal_size_records.add_record(pos, slots);
+        self.cursor
+            .equal_size_records
+            .continue_or_restart(pos, slots);
         self.cursor.write_position = pos + slots;
         ring.atomic_word_of_slot(pos, 1)
             .store(w1, Ordering::Relaxed);
@@ -368,7 +370,7 @@ pub struct ProducerRun<'p> {
     first_header_word: u64,
     /// Position up to which a record has room and needs no wrap record.
     room_end: u64,
-    equal_size_records: EqualSizeRecords,
+    equal_size_records: EqualSizeRun,
     max_payload_place_end: u64,
 }
 
@@ -431,7 +433,7 @@ impl ProducerRun<'_> {
             return false;
         }
         cursor.place_for_payload(payload);
-        self.lap_slots = LapSlots::containing(&cursor.ring, cursor.write_position);
+        self.lap_slots = LapSlots::of_lap_containing(&cursor.ring, cursor.write_position);
         self.write_position = cursor.write_position;
         self.first_position = cursor.first_position_if_empty();
         self.room_end = cursor.max_record_end();
@@ -463,7 +465,7 @@ impl ProducerRun<'_> {
             }
         }
         self.equal_size_records
-            .add_record(self.write_position, slots);
+            .continue_or_restart(self.write_position, slots);
         self.write_position += slots;
     }
 

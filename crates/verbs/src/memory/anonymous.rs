@@ -11,17 +11,17 @@ use crate::types::PageSize;
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed, page-aligned memory; dropping the value frees it.
-pub(crate) struct PrivateMemory {
+pub(crate) struct AnonymousMemory {
     addr: *mut u8,
     mapped_bytes: usize,
 }
 
 // SAFETY: this value owns the range of addresses, and returns only a raw pointer to it.
-unsafe impl Send for PrivateMemory {}
+unsafe impl Send for AnonymousMemory {}
 // SAFETY: as above.
-unsafe impl Sync for PrivateMemory {}
+unsafe impl Sync for AnonymousMemory {}
 
-impl PrivateMemory {
+impl AnonymousMemory {
     /// Allocates `len` bytes. Allocations of 1 MiB or more use transparent huge pages if no size is given.
     pub(crate) fn new(len: usize, pages: Option<PageSize>) -> io::Result<Self> {
         if len == 0 || len > 1 << 46 {
@@ -60,7 +60,7 @@ impl PrivateMemory {
     }
 }
 
-impl Drop for PrivateMemory {
+impl Drop for AnonymousMemory {
     fn drop(&mut self) {
         // SAFETY: the range came from `new` and belongs to this value alone.
         let _ = unsafe { munmap(self.addr.cast(), self.mapped_bytes) };
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn memory_is_zeroed_writable_and_page_aligned() {
         for (len, pages) in [(1, None), (5000, Some(PageSize::Small)), (3 << 20, None)] {
-            let memory = PrivateMemory::new(len, pages).expect("memory");
+            let memory = AnonymousMemory::new(len, pages).expect("memory");
             let (first, last) = (memory.as_ptr(), memory.as_ptr().wrapping_add(len - 1));
             assert_eq!(first.addr() % 4096, 0);
             // SAFETY: both bytes are in the mapping, and nobody else knows it.
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn lengths_that_no_memory_has_are_refused() {
         for len in [0, usize::MAX, 1 << 47] {
-            assert!(PrivateMemory::new(len, None).is_err(), "{len}");
+            assert!(AnonymousMemory::new(len, None).is_err(), "{len}");
         }
     }
 }
