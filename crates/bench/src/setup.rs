@@ -33,7 +33,7 @@ pub struct BenchSetup {
 }
 
 impl BenchSetup {
-    /// Returns `count` divided by the `shrink` setting, at least 64.
+    /// Returns `count` divided by the `shrink_divisor` setting, at least 64.
     #[must_use]
     pub fn shrink_count(&self, count: u64) -> u64 {
         (count / self.settings.shrink_divisor.max(1)).max(64)

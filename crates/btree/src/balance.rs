@@ -110,9 +110,9 @@ pub struct Balancer<T: KeyOrValue = u64> {
     /// The capacities assumed before anything was observed.
     assumed_capacities: Vec<f64>,
     /// True for a server whose capacity was observed.
-    capacity_observed: Vec<bool>,
+    has_observed_capacity: Vec<bool>,
     /// The planned move that was not confirmed yet.
-    has_observed_capacity: Option<RangeMove<T>>,
+    unconfirmed_move: Option<RangeMove<T>>,
     /// The left server of the pair whose last move failed. The pair is tried last in the next plan.
     left_server_of_failed_move: Option<usize>,
 }
@@ -132,8 +132,8 @@ impl<T: KeyOrValue> Balancer<T> {
             previous_loads: vec![None; servers],
             observed_loads: vec![ObservedLoad::default(); servers],
             assumed_capacities: (0..servers).map(capacity).collect(),
-            capacity_observed: vec![false; servers],
-            has_observed_capacity: None,
+            has_observed_capacity: vec![false; servers],
+            unconfirmed_move: None,
             left_server_of_failed_move: None,
         }
     }
@@ -150,7 +150,7 @@ impl<T: KeyOrValue> Balancer<T> {
 
     /// Returns the last planned move until it is [confirmed](Self::confirm_move).
     pub fn unconfirmed_move(&self) -> Option<RangeMove<T>> {
-        self.has_observed_capacity
+        self.unconfirmed_move
     }
 
     /// Records the outcome of the last planned move once no server is taking ranges. `kept_from` is the first key of the
@@ -159,8 +159,7 @@ impl<T: KeyOrValue> Balancer<T> {
     /// The split is then as the servers have it. One case differs: if a right neighbour has got the left part of a range,
     /// the split stays at the end of the range. Another take of the range gets the rest.
     pub fn confirm_move(&mut self, kept_from: Option<T>) {
-        let (Some(planned), Some(kept_from)) = (self.has_observed_capacity.take(), kept_from)
-        else {
+        let (Some(planned), Some(kept_from)) = (self.unconfirmed_move.take(), kept_from) else {
             return;
         };
         let left = usize::from(planned.giver.min(planned.taker));
@@ -186,11 +185,12 @@ impl<T: KeyOrValue> Balancer<T> {
         for (i, load) in loads.iter().enumerate() {
             match self.previous_loads[i].replace(load.clone()) {
                 Some(before) if load.server_clock_ns > before.server_clock_ns => {
-                    self.capacity_observed[i] |= update_observed_load_and_capacity_if_measurable(
-                        &mut self.observed_loads[i],
-                        &before,
-                        load,
-                    );
+                    self.has_observed_capacity[i] |=
+                        update_observed_load_and_capacity_if_measurable(
+                            &mut self.observed_loads[i],
+                            &before,
+                            load,
+                        );
                 }
                 _ => is_first = true,
             }
@@ -200,7 +200,7 @@ impl<T: KeyOrValue> Balancer<T> {
         if is_first || loads.iter().any(|load| load.unfinished_takes > 0) {
             return None;
         }
-        self.has_observed_capacity = None;
+        self.unconfirmed_move = None;
         let failed_pair = self.left_server_of_failed_move.take();
         // Pairs of neighbours: whether the last move failed, the deviation, the left one, and the share to move.
         let mut pairs: Vec<_> = (0..self.split_keys.len())
@@ -212,19 +212,19 @@ impl<T: KeyOrValue> Balancer<T> {
             .collect();
         pairs.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
         // A pair may have no range to move: a single key may have most of the requests.
-        self.has_observed_capacity = pairs
+        self.unconfirmed_move = pairs
             .into_iter()
             .find_map(|(_, _, left, shift)| self.plan_move(left, shift, loads));
-        self.has_observed_capacity
+        self.unconfirmed_move
     }
 
     /// Estimates the capacities of servers that were not observed yet, by their assumed ratio to the observed servers.
     fn estimate_missing_capacities(&mut self) {
-        let known = (0..self.observed_loads.len()).filter(|i| self.capacity_observed[*i]);
+        let known = (0..self.observed_loads.len()).filter(|i| self.has_observed_capacity[*i]);
         let scales = known.map(|i| self.observed_loads[i].capacity / self.assumed_capacities[i]);
         let scale = scales.fold(0.0, f64::max);
         for i in 0..self.observed_loads.len() {
-            if !self.capacity_observed[i] && scale > 0.0 {
+            if !self.has_observed_capacity[i] && scale > 0.0 {
                 self.observed_loads[i].capacity = self.assumed_capacities[i] * scale;
             }
         }
@@ -490,7 +490,7 @@ mod tests {
                 true => planned.first_key,
                 false => planned.end_key.expect("set above"),
             };
-            balancer.has_observed_capacity = Some(planned);
+            balancer.unconfirmed_move = Some(planned);
             balancer.confirm_move(kept_from);
             assert_eq!(balancer.unconfirmed_move(), None);
             balancer.split_keys[0]

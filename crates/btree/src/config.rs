@@ -115,7 +115,7 @@ impl<T: KeyOrValue> ServerConfig<T> {
 
     /// Returns the number of nodes that the memory has room for.
     pub(crate) fn node_capacity(&self) -> u64 {
-        Store::<T>::readable_trees(
+        Store::<T>::nodes_needed_for_keys(
             self.node_bytes,
             self.key_and_value_limits,
             self.key_capacity,

@@ -103,7 +103,7 @@ pub struct Hello {
     pub lanes: Vec<LaneHello>,
     /// The RC queue pair by which the client READs nodes, if any.
     #[serde(rename = "rc")]
-    pub read_qp: Option<QpEndpoint>,
+    pub memory_access_qp: Option<QpEndpoint>,
 }
 
 /// A client's queue pairs for one worker.

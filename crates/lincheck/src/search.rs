@@ -149,7 +149,7 @@ struct OutstandingOperations {
     event_time_ns: u64,
     /// Outstanding operations of known outcome, and writes of unknown outcome whose value will be found without a
     /// version.
-    operations_with_known_outcome: Vec<usize>,
+    operations_with_known_end: Vec<usize>,
     /// Operations of unknown outcome, by the version with which their value was found.
     unknown_by_found_version: BTreeMap<u64, Vec<usize>>,
     /// Operations of unknown outcome that require a version, by that version.
@@ -252,13 +252,13 @@ impl History<'_> {
                     .iter_mut()
                     .for_each(|c| c.linearized_unreturned.retain(|&other| other != i));
                 pending
-                    .operations_with_known_outcome
+                    .operations_with_known_end
                     .retain(|&other| other != i);
                 continue;
             }
             let next = self.configurations_after_return(&pending, &configurations, i);
             pending
-                .operations_with_known_outcome
+                .operations_with_known_end
                 .retain(|&other| other != i);
             if next.is_empty() {
                 return Err(WalkFailure {
@@ -278,7 +278,7 @@ impl History<'_> {
     fn add_optional_and_needs_expiry(&self, pending: &mut OutstandingOperations, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
         let Some(OperationOutcome::Done { version }) = end.map(|end| end.outcome) else {
-            pending.operations_with_known_outcome.push(i);
+            pending.operations_with_known_end.push(i);
             return true;
         };
         let of = match action {
@@ -292,7 +292,7 @@ impl History<'_> {
     fn add_call(&self, pending: &mut OutstandingOperations, i: usize) {
         let action = self.operations[i].action;
         if self.must_happen_by_ns(i).is_some() {
-            pending.operations_with_known_outcome.push(i);
+            pending.operations_with_known_end.push(i);
             return;
         }
         if let Some(version) = self.observed_version(action) {
@@ -359,7 +359,7 @@ impl History<'_> {
         pending: &OutstandingOperations,
         configuration: &mut WalkConfiguration,
     ) -> bool {
-        for &i in &pending.operations_with_known_outcome {
+        for &i in &pending.operations_with_known_end {
             let operation = &self.operations[i];
             let Some(end) = operation.end else {
                 continue;
@@ -383,7 +383,7 @@ impl History<'_> {
             state.content = RegisterContent::NoLongerRead(value);
         }
         if configuration.state.content.is_never_read_again() {
-            for &i in &pending.operations_with_known_outcome {
+            for &i in &pending.operations_with_known_end {
                 if !configuration.is_linearized(i) && self.is_unread_overwrite(pending, i) {
                     configuration.mark_linearized(i);
                 }
@@ -430,7 +430,7 @@ impl History<'_> {
             return steps;
         }
         for &i in pending
-            .operations_with_known_outcome
+            .operations_with_known_end
             .iter()
             .filter(|i| !from.is_linearized(**i))
         {

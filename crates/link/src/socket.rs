@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
-use liveness::non_inherited_descriptors::{
+use liveness::descriptors_replaced_in_children::{
     replace_by_dev_null_in_children, stop_replacing_in_children,
 };
 use rustix::io::Errno;

@@ -3,9 +3,9 @@
 //! to probes of TCP ([`keepalive`]).
 #![deny(unsafe_code)]
 
-pub mod keepalive;
 #[allow(unsafe_code)]
-pub mod non_inherited_descriptors;
+pub mod descriptors_replaced_in_children;
+pub mod keepalive;
 pub mod socket_file;
 
 use std::{fs, io};

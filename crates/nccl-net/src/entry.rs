@@ -515,7 +515,7 @@ pub(crate) unsafe extern "C" fn test(
                 unsafe { sizes.add(at).write(size.cast_signed()) };
             }
         }
-        // SAFETY: `request` was made by `into_pointer` and is complete now; `done` as above.
+        // SAFETY: `request` was made by `box_into_pointer` and is complete now; `done` as above.
         unsafe {
             drop(Box::from_raw(request.cast::<PendingRequest>()));
             write_result(done, 1, "done")

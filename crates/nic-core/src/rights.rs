@@ -281,7 +281,7 @@ impl RegionGrant {
         Ok(PermittedRange {
             offset,
             len,
-            is_whole_address_space: self.is_whole_address_space,
+            is_in_whole_address_space_region: self.is_whole_address_space,
         })
     }
 
@@ -292,11 +292,11 @@ impl RegionGrant {
         PermittedRange {
             offset: 0,
             len: self.len,
-            is_whole_address_space: self.is_whole_address_space,
+            is_in_whole_address_space_region: self.is_whole_address_space,
         }
     }
 
-    /// Returns true for a region of the whole address space; see [`PermittedRange::is_whole_address_space`].
+    /// Returns true for a region of the whole address space; see [`PermittedRange::is_in_whole_address_space_region`].
     #[inline(always)]
     #[must_use]
     pub const fn is_whole_address_space(&self) -> bool {
@@ -309,7 +309,7 @@ impl RegionGrant {
 pub struct PermittedRange {
     offset: u64,
     len: u64,
-    is_whole_address_space: bool,
+    is_in_whole_address_space_region: bool,
 }
 
 impl PermittedRange {
@@ -352,8 +352,8 @@ impl PermittedRange {
     /// access.
     #[inline(always)]
     #[must_use]
-    pub const fn is_whole_address_space(&self) -> bool {
-        self.is_whole_address_space
+    pub const fn is_in_whole_address_space_region(&self) -> bool {
+        self.is_in_whole_address_space_region
     }
 }
 

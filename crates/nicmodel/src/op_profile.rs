@@ -57,7 +57,7 @@ pub struct PeersWork {
     pub cores: u32,
     /// Work of a core apart from verbs for one operation of the program, in ns. `None` if the profile does not say.
     pub app_ns_per_operation: Option<f64>,
-    /// The part of `app_ns` that only one core can do at a time, in ns.
+    /// The part of `app_ns_per_operation` that only one core can do at a time, in ns.
     pub serialized_ns: f64,
 }
 

@@ -62,7 +62,7 @@ struct CmEvent {
 /// Returns the id of an endpoint; `None` if it has none.
 fn id_of_endpoint(endpoint: &Endpoint) -> Option<&CmId> {
     // SAFETY: an endpoint names the id that was made for it. The id is freed only after its last event was reported:
-    // `connect::destroy` closes the endpoint and waits until its events have been acknowledged.
+    // `id_lifecycle::destroy_id` closes the endpoint and waits until its events have been acknowledged.
     unsafe { CmId::borrow(ptr::with_exposed_provenance_mut(endpoint.cm_id_address())) }.ok()
 }
 
@@ -71,7 +71,7 @@ fn id_of_endpoint(endpoint: &Endpoint) -> Option<&CmId> {
 /// # Errors
 /// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` after a signal whose
 /// handler has no `SA_RESTART`.
-pub fn wait_for_next_event(channel: &EventChannel<EndpointEvent>) -> Result<*mut rdma_cm_event> {
+pub fn take_next_event(channel: &EventChannel<EndpointEvent>) -> Result<*mut rdma_cm_event> {
     loop {
         let event = channel.next(|event| {
             // The queue is still locked here, so no thread can destroy the id in between.
@@ -310,7 +310,7 @@ pub(crate) fn wait_for_outcome_if_synchronous(id: &CmId) -> Result {
         return Ok(());
     }
     acknowledge_last_event(id);
-    let event = wait_for_next_event(&*id.channel()?)?;
+    let event = take_next_event(&*id.channel()?)?;
     id.set_event(event);
     // SAFETY: the event was just made, and the id keeps it.
     let event = unsafe { *event };
@@ -326,7 +326,7 @@ pub(crate) fn acknowledge_last_event(id: &CmId) {
     let event = id.event();
     if !event.is_null() {
         id.set_event(ptr::null_mut());
-        // SAFETY: the event came from `next_event`. The id kept it and has just given it up.
+        // SAFETY: the event came from `take_next_event`. The id kept it and has just given it up.
         unsafe { acknowledge_event(event) };
     }
 }
@@ -335,7 +335,7 @@ pub(crate) fn acknowledge_last_event(id: &CmId) {
 /// not a request, the listener keeps it.
 pub(crate) fn wait_for_next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId)> {
     acknowledge_last_event(listener);
-    let event = wait_for_next_event(&*listener.channel()?)?;
+    let event = take_next_event(&*listener.channel()?)?;
     // SAFETY: the event was just made.
     let about = unsafe { *event };
     if about.status != 0 || about.event != RDMA_CM_EVENT_CONNECT_REQUEST {
@@ -350,7 +350,7 @@ pub(crate) fn wait_for_next_request(listener: &CmId) -> Result<(*mut rdma_cm_eve
 /// Frees an event, which counts as its acknowledgement: `rdma_ack_cm_event(3)`.
 ///
 /// # Safety
-/// `event` came from [`wait_for_next_event`], and is acknowledged only once.
+/// `event` came from [`take_next_event`], and is acknowledged only once.
 pub unsafe fn acknowledge_event(event: *mut rdma_cm_event) {
     // SAFETY: contract of this function; the handle points to the first field.
     let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use liveness::non_inherited_descriptors::{
+use liveness::descriptors_replaced_in_children::{
     replace_by_dev_null_in_children, stop_replacing_in_children,
 };
 use rustix::event::epoll;

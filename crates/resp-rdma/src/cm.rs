@@ -191,7 +191,7 @@ impl OwnedCmId {
         if self.channel.is_empty() {
             return None;
         }
-        let event = cm_event::wait_for_next_event(&self.channel).ok()?;
+        let event = cm_event::take_next_event(&self.channel).ok()?;
         // SAFETY: the event is live until it is acknowledged here.
         let (kind, handle) = unsafe {
             let about = ((*event).event, (*event).id);

@@ -36,7 +36,7 @@ enum ConnectionPhase {
 /// - Call [`arm_unless_arrived`](Self::arm_unless_arrived), and sleep until one of the two [descriptors](Self::fds) becomes
 ///   readable (edge-triggered). Then read or write again.
 ///
-/// A server calls [`keep_alive`](Self::send_keep_alive) every [`KEEP_ALIVE_INTERVAL`](Self::KEEP_ALIVE_INTERVAL).
+/// A server calls [`send_keep_alive`](Self::send_keep_alive) every [`KEEP_ALIVE_INTERVAL`](Self::KEEP_ALIVE_INTERVAL).
 ///
 /// Dropping a connection ends it at once, as `rdma_disconnect(3)` does.
 pub struct Connection {

@@ -18,7 +18,7 @@ pub enum Refusal {
 
 /// The memory and the receive work requests of the responder's queue pair.
 ///
-/// `write` and `read` access ranges that `check_write` and `check_read` have permitted, in parts.
+/// `write_memory` and `read_memory` access ranges that `check_write` and `check_read` have permitted, in parts.
 pub trait ResponderTarget {
     /// Returns true if a receive work request is available for a message that begins now. The receive work request
     /// stays reserved until [`finish_receive`](Self::finish_receive).

@@ -271,7 +271,7 @@ pub struct Client {
 
 impl Client {
     /// Creates a client whose answers carry at most `config.max_recv_payload_bytes` bytes. It cannot send
-    /// before [`connect`](Self::set_server_destination).
+    /// before [`set_server_destination`](Self::set_server_destination).
     ///
     /// # Errors
     /// [`RpcError`] if the provider refuses the queue pair, its queues or its memory.
@@ -300,7 +300,7 @@ impl Client {
     /// Sends `count` (at most [`MAX_BATCH`]) header-only requests with the same immediate, with one doorbell.
     ///
     /// # Errors
-    /// [`RpcError`] if the post is refused, and before [`connect`](Self::set_server_destination).
+    /// [`RpcError`] if the post is refused, and before [`set_server_destination`](Self::set_server_destination).
     #[inline]
     pub fn send_header_only_requests(&mut self, count: usize, imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server_destination else {
@@ -327,7 +327,7 @@ impl Client {
     /// When the payload is longer than [`BufferedUdQpConfig::max_send_payload_bytes`].
     ///
     /// # Errors
-    /// [`RpcError`] if the post is refused, and before [`connect`](Self::set_server_destination).
+    /// [`RpcError`] if the post is refused, and before [`set_server_destination`](Self::set_server_destination).
     pub fn send(&mut self, payload: &[u8], imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server_destination else {
             return Err(RpcError::Config("not connected".into()));

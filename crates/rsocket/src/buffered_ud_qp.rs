@@ -44,7 +44,7 @@ pub(crate) struct BufferedUdQp {
     qp: *mut ibv_qp,
     send_buffers: ZeroedRegion,
     recv_buffers: ZeroedRegion,
-    /// Largest datagram in bytes; `recv_stride`: the distance of receive buffers.
+    /// Largest datagram in bytes; `recv_buffer_stride_bytes`: the distance of receive buffers.
     mtu: usize,
     recv_buffer_stride_bytes: usize,
     /// Number of posted send work requests; `completed_sends`: of completed ones. Their buffers are used in turn, since they

@@ -63,7 +63,7 @@ pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + RemoteBuffer::ENCODED_BYTES;
 const VERSION: u8 = 1;
 /// Flag: the sender is big-endian.
 const FLAG_BIG_ENDIAN: u8 = 1 << 0;
-/// Flag: the field `iomap_entries` is valid.
+/// Flag: the field `iomap_entry_count` is valid.
 const FLAG_HAS_IOMAP_ENTRIES: u8 = 1 << 1;
 
 /// The data that both ends exchange in the private data of request and reply (`struct rs_conn_data`).

@@ -441,7 +441,7 @@ struct CmNotification {
 impl CmNotification {
     /// Returns the next event, and acknowledges it.
     fn next(channel: &EventChannel<EndpointEvent>) -> Result<Self> {
-        let event = cm_event::wait_for_next_event(channel)?;
+        let event = cm_event::take_next_event(channel)?;
         // SAFETY: the event is live until it is acknowledged here. Events of streams have the parameters of a
         // connection, or zeros, and the private data has the given length.
         unsafe {

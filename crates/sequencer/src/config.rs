@@ -22,7 +22,7 @@ service::designs! {
         Rpc: "rpc", "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response", [rpc::herd::NEEDED_CAPABILITIES];
         /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
         RpcBatch: "rpc-batch", "HERD RPC, one atomic add and one doorbell a batch", [rpc::herd::NEEDED_CAPABILITIES];
-        /// As `RpcBatch`, with batches rotating over [`ServerConfig::queues`] UD queue pairs. Answers to concurrent
+        /// As `RpcBatch`, with batches rotating over [`ServerConfig::ud_qps_per_worker`] UD queue pairs. Answers to concurrent
         /// requests may overtake each other. A request that is sent after an answer arrived still gets a larger number.
         RpcBatchMq: "rpc-batch-mq", "HERD RPC, batches rotate over several UD queue pairs", [rpc::herd::NEEDED_CAPABILITIES];
         /// Header-only UD SENDs in both directions: the client speculates on the upper four bytes.
@@ -95,11 +95,11 @@ pub struct ServerConfig {
     #[serde(rename = "scan")]
     pub request_region_scan: RequestsPerClient,
     /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
-    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
+    /// that divides `ud_qps_per_worker`. Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
     #[serde(rename = "split")]
     pub qps_per_answer_batch: usize,
-    /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `queues` queue
+    /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `ud_qps_per_worker` queue
     /// pairs. Answers may then overtake each other.
     #[serde(skip_serializing_if = "is_default")]
     #[serde(rename = "rotate")]

@@ -33,7 +33,7 @@ pub(crate) struct ClientSlots {
 
 impl ClientSlots {
     /// Returns the position in `free_indices` of an index whose queue pair has room for a window.
-    fn find_free_index_for_window(&self, window: usize) -> Option<usize> {
+    fn position_of_free_index_for_window(&self, window: usize) -> Option<usize> {
         let room = |index: &u32| {
             self.free_request_capacity_by_qp
                 [*index as usize % self.free_request_capacity_by_qp.len()]
@@ -45,14 +45,14 @@ impl ClientSlots {
 
     /// Returns true if a client with this window can be accepted.
     pub(crate) fn has_room(&self, window: usize) -> bool {
-        self.find_free_index_for_window(window).is_some()
+        self.position_of_free_index_for_window(window).is_some()
     }
 
     /// Takes a client index; returns `None` if no queue pair has room.
     pub(crate) fn reserve_client_index(&mut self, window: usize) -> Option<u32> {
         let index = self
             .free_indices
-            .remove(self.find_free_index_for_window(window)?);
+            .remove(self.position_of_free_index_for_window(window)?);
         let queue = index as usize % self.free_request_capacity_by_qp.len();
         self.free_request_capacity_by_qp[queue] -= window;
         self.client_count += 1;

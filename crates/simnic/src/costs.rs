@@ -194,7 +194,7 @@ pub(crate) struct OperationCosts {
     pub(crate) opcode: u8,
     /// True for a READ or atomic, whose response carries data.
     pub(crate) has_response_data: bool,
-    /// True for a WRITE; `with_imm`: true if the message has an immediate.
+    /// True for a WRITE; `has_imm`: true if the message has an immediate.
     pub(crate) is_rdma_write: bool,
     pub(crate) has_imm: bool,
     /// True for a SEND of a datagram.

@@ -113,7 +113,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         let (region, at, pin) = check_and_pin_sge(nic, cache, pd, sge, WRITE)?;
         let here = region.mapped_address(at).ok_or(SgeError::Unmapped)?;
         // In a region of the whole address space, the mapping is looked up each time.
-        if !at.is_whole_address_space()
+        if !at.is_in_whole_address_space_region()
             && let Ok(grant) = authorize_region(
                 &region.rights,
                 local_access(WRITE),
@@ -211,7 +211,7 @@ pub(crate) fn check_and_pin_sge<'c>(
         ));
         SgeError::Protection
     })?;
-    if at.is_whole_address_space() && !is_sge_mapped(region, sge, write) {
+    if at.is_in_whole_address_space_region() && !is_sge_mapped(region, sge, write) {
         why::note_cause(FailureCause::MemoryInaccessible {
             side: MemorySide::Local,
         });

@@ -159,17 +159,17 @@ impl PeerProcess {
     ) -> (Self, RemoteAddress) {
         let mut peer = Self::start(env);
         let make = PeerCommand::Make(Box::new(side.spec.clone()), buf_len);
-        let PeerAnswer::Made(address, remote) = peer.execute_command(&make) else {
+        let PeerAnswer::Made(address, remote) = peer.send_command_and_await_answer(&make) else {
             panic!("the peer made nothing");
         };
-        peer.execute_command(&PeerCommand::Connect(side.address()));
+        peer.send_command_and_await_answer(&PeerCommand::Connect(side.address()));
         side.connect(&address);
         (peer, remote)
     }
 
     /// Gives an order and waits for the answer.
     #[track_caller]
-    pub fn execute_command(&mut self, order: &PeerCommand) -> PeerAnswer {
+    pub fn send_command_and_await_answer(&mut self, order: &PeerCommand) -> PeerAnswer {
         crate::progress_notes::record_awaited_event(&format!("the peer does {order:?}"));
         send_json(&mut self.command_input, order).expect("the peer is there");
         let answer = receive_json(&mut self.answer_reader).expect("the peer answers in words");
@@ -201,7 +201,10 @@ impl PeerProcess {
     /// Orders the process to exit, and checks that it succeeds.
     #[track_caller]
     pub fn exit_and_check(mut self) {
-        assert_eq!(self.execute_command(&PeerCommand::End), PeerAnswer::Done);
+        assert_eq!(
+            self.send_command_and_await_answer(&PeerCommand::End),
+            PeerAnswer::Done
+        );
         assert!(
             self.child.wait().expect("the peer ends").success(),
             "the peer failed in the end"

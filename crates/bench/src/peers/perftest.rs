@@ -127,7 +127,7 @@ fn args(task: &MeasurementTask, iterations: u64) -> Vec<String> {
 }
 
 /// Returns a number of iterations near `wanted` that the tools accept.
-fn nearest_accepted_iterations(task: &MeasurementTask, wanted: u64) -> u64 {
+fn accepted_iterations_near(task: &MeasurementTask, wanted: u64) -> u64 {
     match task {
         MeasurementTask::Stream(stream) => {
             // A multiple of the window is also a multiple of postlists and signaled periods.
@@ -154,7 +154,7 @@ pub fn run(
     cores: CorePair,
 ) -> Result<Report> {
     let tool = tool_for_task(task).context("perftest has no such test")?;
-    let mut all = args(task, nearest_accepted_iterations(task, wanted));
+    let mut all = args(task, accepted_iterations_near(task, wanted));
     all.extend(
         [
             ("-d", device.to_owned()),
@@ -411,19 +411,19 @@ Device not recognized to implement inline feature. Disabling it
         let send = stream(Verb::UdSend, 64);
         assert_eq!(tool_for_task(&send), Some("ib_send_bw"));
         assert_eq!(
-            args(&send, nearest_accepted_iterations(&send, 1000)).join(" "),
+            args(&send, accepted_iterations_near(&send, 1000)).join(" "),
             "-F -n 1024 -t 256 -l 16 -Q 16 -s 64 -I 64 -c UD"
         );
         let read = stream(Verb::RcRead, 1 << 20);
         assert_eq!(
-            args(&read, nearest_accepted_iterations(&read, 1)).join(" "),
+            args(&read, accepted_iterations_near(&read, 1)).join(" "),
             "-F -n 16 -t 8 -l 4 -Q 4 -s 1048576 -o 16"
         );
         let ping = PingPong::new(Verb::RcWrite, &parameters(4096), 1).unwrap();
         let ping = MeasurementTask::PingPong(ping);
         assert_eq!(tool_for_task(&ping), Some("ib_write_lat"));
         assert_eq!(
-            args(&ping, nearest_accepted_iterations(&ping, 1)).join(" "),
+            args(&ping, accepted_iterations_near(&ping, 1)).join(" "),
             "-F -n 20 -s 4096 -I 0"
         );
         assert_eq!(tool_for_task(&stream(Verb::RcSend, 0)), None);

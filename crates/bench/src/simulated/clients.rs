@@ -92,7 +92,7 @@ impl<R: 'static> SimulatedClients<R> {
     }
 }
 
-/// A barrier for simulated threads: each thread arrives and waits until `open` is set.
+/// A barrier for simulated threads: each thread arrives and waits until `is_open` is set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedBarrier {
     arrived_threads: Rc<Cell<usize>>,

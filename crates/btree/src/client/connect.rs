@@ -174,7 +174,7 @@ impl SessionOpener {
             window,
             max_answer_bytes: port.max_recv_payload_bytes,
             lanes: ends.collect(),
-            read_qp: reads
+            memory_access_qp: reads
                 .as_ref()
                 .map(one_sided::PreparedOneSidedQueue::endpoint),
         };

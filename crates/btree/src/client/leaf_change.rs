@@ -283,7 +283,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
         };
         let mut entry = vec![0; node_words + 2];
         // The leaf begins at word 1 of the entry, so word 1 of the leaf is word 2 of the entry.
-        let leaf = &mut entry[redo::FIRST_NODE_WORD_INDEX - 1..=node_words];
+        let leaf = &mut entry[redo::NODE_WORD_1_INDEX - 1..=node_words];
         for (to, from) in leaf
             .iter_mut()
             .zip(self.one_sided_queue.buffer_words(slot, 0, node_words)?)
@@ -302,7 +302,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
             .and_then(|writes| writes.redo_entries.starting_at(place));
         self.one_sided_queue
             .prepare_write((slot, at), bytes.len(), redo_entry)?;
-        let body = (slot, at + 8 * redo::FIRST_NODE_WORD_INDEX);
+        let body = (slot, at + 8 * redo::NODE_WORD_1_INDEX);
         let to = self.remote_memory_from_node_word(slot, VERSION_WORD_INDEX);
         self.one_sided_queue
             .prepare_write(body, self.node_bytes - 8, to)?;
@@ -360,7 +360,7 @@ mod tests {
     fn stopped_at(server: &Server, posted: usize) -> PipelinedClient {
         let mut pipeline =
             PipelinedClient::connect(config(server, AccessDesign::Read)).expect("connects");
-        let (root, _) = server.service().store().index().root_and_level(0);
+        let (root, _) = server.service().store().readable_trees().root_and_level(0);
         let walker = pipeline.walker();
         let wait = |walker: &WalkingClient<u64>| {
             let mut wcs = WcBuffer::<1>::new();

@@ -50,8 +50,8 @@ pub struct BtreeService<T: KeyOrValue = u64> {
     handovers: Arc<Handovers<T>>,
     /// A random number that differs in every run.
     incarnation: u64,
-    layout: RequestRegionLayout,
-    request_region_layout: usize,
+    request_region_layout: RequestRegionLayout,
+    max_answer_bytes: usize,
     /// True if the device supports clients' READs.
     supports_client_reads: bool,
     workers: Vec<Arc<WorkerShared>>,
@@ -210,8 +210,8 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             lock_recovery,
             handovers,
             incarnation: runtime.incarnation,
-            layout,
-            request_region_layout: mtu,
+            request_region_layout: layout,
+            max_answer_bytes: mtu,
             supports_client_reads: AccessDesign::Read.check(context.capabilities()?).is_ok(),
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
             free_client_slots: FreeSlots::new(config.max_clients),
@@ -234,8 +234,8 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             trees: self.config.trees,
             node_bytes: self.config.node_bytes,
             string_limits: self.config.key_and_value_limits.of_strings(),
-            max_answer_bytes: self.request_region_layout,
-            request_region_layout: self.layout,
+            max_answer_bytes: self.max_answer_bytes,
+            request_region_layout: self.request_region_layout,
             allows_reads: self.supports_client_reads,
             allows_writes: self.config.remote_writes,
         }
@@ -243,7 +243,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session<T>), ClientRefusal> {
         let answers =
-            wire::min_message_bytes(self.config.key_and_value_limits)..=self.request_region_layout;
+            wire::min_message_bytes(self.config.key_and_value_limits)..=self.max_answer_bytes;
         if hello.lanes.len() != self.workers.len() || !answers.contains(&hello.max_answer_bytes) {
             return Err(ClientRefusal::permanent(format!(
                 "queue pairs for {} workers and messages of {} bytes: this server has {} workers and sends messages of {} to {} bytes",
@@ -264,7 +264,10 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             _client_read_qp: None,
         };
         let lanes = self.connect_lanes(hello, &session.client_slot)?;
-        let memory = match hello.read_qp.filter(|_| self.supports_client_reads) {
+        let memory = match hello
+            .memory_access_qp
+            .filter(|_| self.supports_client_reads)
+        {
             None => None,
             Some(peer) if self.config.remote_writes => {
                 Some(self.open_nodes_to_writer(hello, session.client_slot.index(), &peer)?)
@@ -469,7 +472,7 @@ impl<T: KeyOrValue> BtreeService<T> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = RequestRegionLayout {
             slots_per_client: window,
-            ..self.layout
+            ..self.request_region_layout
         };
         let mut lanes = Vec::new();
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
@@ -480,7 +483,11 @@ impl<T: KeyOrValue> BtreeService<T> {
                 qp,
                 client_destination: to,
             } = connected.map_err(ClientRefusal::temporary)?;
-            let slots = herd::client_region(&worker.request_region, &self.layout, slot.index());
+            let slots = herd::client_region(
+                &worker.request_region,
+                &self.request_region_layout,
+                slot.index(),
+            );
             let slots =
                 slots.ok_or_else(|| ClientRefusal::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {

@@ -252,13 +252,15 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
             else {
                 return;
             };
-            walks.0[index] = self.store.index().begin_walk(tree.into());
+            walks.0[index] = self.store.readable_trees().begin_walk(tree.into());
             self.batch_keys[index] = key;
         }
         let walk = &mut walks.0[index];
         if let Some(tree) = request.payload.get(1).filter(|_| walk.is_begun()) {
             let key = &self.batch_keys[index];
-            self.store.index().step_walk(usize::from(*tree), key, walk);
+            self.store
+                .readable_trees()
+                .step_walk(usize::from(*tree), key, walk);
         }
     }
 
@@ -279,7 +281,7 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
         let tree = usize::from(tree);
         let walk = &mut walks.0[request.index_in_batch];
         if !walk.is_begun() {
-            *walk = self.store.index().begin_walk(tree);
+            *walk = self.store.readable_trees().begin_walk(tree);
         }
         match op {
             Operation::Handover { .. } | Operation::ReadServerLoad => {}
@@ -323,7 +325,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
         self.counts.gets += 1;
         match self
             .store
-            .index()
+            .readable_trees()
             .finish_walk_and_get_value(tree, &key, walk)
         {
             Ok(Some(value)) => {

@@ -18,7 +18,7 @@ pub(crate) const fn redo_entry_bytes(node_words: usize) -> usize {
 }
 
 /// Index of the entry's word that holds word 1 of the node.
-pub(crate) const FIRST_NODE_WORD_INDEX: usize = 2;
+pub(crate) const NODE_WORD_1_INDEX: usize = 2;
 
 fn checksum(words: &[u64]) -> u64 {
     let terms = words
@@ -41,19 +41,17 @@ fn decode_entry(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
     let (words, rest) = bytes.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|w| u64::from_ne_bytes(*w)).collect();
     let (last, front) = words.split_last()?;
-    let is_valid =
-        rest.is_empty() && front.len() > FIRST_NODE_WORD_INDEX && checksum(front) == *last;
-    (is_valid && front[1] != 0)
-        .then(|| (front[0], front[1], front[FIRST_NODE_WORD_INDEX..].to_vec()))
+    let is_valid = rest.is_empty() && front.len() > NODE_WORD_1_INDEX && checksum(front) == *last;
+    (is_valid && front[1] != 0).then(|| (front[0], front[1], front[NODE_WORD_1_INDEX..].to_vec()))
 }
 
 impl<T: KeyOrValue> LockTable for Store<T> {
     fn lock_word_of(&self, object: u64) -> Option<&AtomicU64> {
-        self.index().memory().node_lock_word(object)
+        self.readable_trees().memory().node_lock_word(object)
     }
 
     fn redo_entry_bytes(&self) -> usize {
-        redo_entry_bytes(self.index().memory().node_shape().words_per_node)
+        redo_entry_bytes(self.readable_trees().memory().node_shape().words_per_node)
     }
 
     /// Returns 0: all trees are in one table.
@@ -65,7 +63,7 @@ impl<T: KeyOrValue> LockTable for Store<T> {
         let Some((number, word, body)) = decode_entry(entry) else {
             return false;
         };
-        let memory = self.index().memory();
+        let memory = self.readable_trees().memory();
         let Some(lock) = memory.node_lock_word(number) else {
             return false;
         };

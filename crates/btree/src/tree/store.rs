@@ -119,12 +119,12 @@ impl<T: KeyOrValue> Store<T> {
     }
 
     /// Returns the read-only view by which workers find keys.
-    pub(crate) fn index(&self) -> &ReadableTrees<T> {
+    pub(crate) fn readable_trees(&self) -> &ReadableTrees<T> {
         &self.readable_trees
     }
 
     /// Returns the number of nodes for `keys` entries, whatever their order of insertion: split nodes are half full.
-    pub fn readable_trees(node_bytes: usize, sizes: T::Sizes, keys: u64) -> u64 {
+    pub fn nodes_needed_for_keys(node_bytes: usize, sizes: T::Sizes, keys: u64) -> u64 {
         let words = node_bytes / 8;
         let shape = NodeShape::<T> {
             words_per_node: words,

@@ -282,7 +282,7 @@ impl ItemLog {
         into.extend_from_slice(&self.memory[pos * 8..(pos + units) * 8]);
     }
 
-    /// Copies a block that [`copy_out`](Self::copy_block_out) copied out back into the log.
+    /// Copies a block that [`copy_block_out`](Self::copy_block_out) copied out back into the log.
     pub(super) fn copy_block_back(&mut self, pos: usize, block: &[u8]) {
         self.memory[pos * 8..pos * 8 + block.len()].copy_from_slice(block);
     }

@@ -96,7 +96,7 @@ impl Peer {
         self.responder.queue_gap_nak_if_due(now);
         if self
             .requester
-            .next_timer_expiry_ns()
+            .next_call_time_ns()
             .is_some_and(|deadline| deadline <= now)
         {
             self.requester.apply_expired_timers(now, now);

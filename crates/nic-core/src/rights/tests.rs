@@ -38,7 +38,7 @@ fn nothing_else_is_needed() {
         for (addr, len) in [(0, 64), (0, 0), (63, 1), (64, 0), (8, 16)] {
             let permitted = authorize(&region, (region.start + addr, len), access, &qp).unwrap();
             assert_eq!((permitted.offset(), permitted.len()), (addr, len));
-            assert!(!permitted.is_whole_address_space());
+            assert!(!permitted.is_in_whole_address_space_region());
         }
     }
 }
@@ -165,7 +165,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
             ..region
         };
         let permitted = authorize(&whole, (1 << 40, 1 << 30), access, &qp).unwrap();
-        assert!(permitted.is_whole_address_space());
+        assert!(permitted.is_in_whole_address_space_region());
         assert_eq!(permitted.offset(), 1 << 40);
         let stranger = QpMemoryRights {
             pd_number: PD + 1,

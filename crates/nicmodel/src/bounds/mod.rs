@@ -120,7 +120,7 @@ pub struct Mix {
     /// Work of a core for a request apart from verbs, in ns.
     #[serde(rename = "app_ns")]
     pub app_ns_per_request: f64,
-    /// The part of `app_ns` that only one core can do at a time, such as adding to a shared
+    /// The part of `app_ns_per_request` that only one core can do at a time, such as adding to a shared
     /// counter, in ns.
     #[serde(rename = "shared_ns")]
     pub serialized_app_ns_per_request: f64,

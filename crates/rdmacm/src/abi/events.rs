@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::argument_types::{ChannelArg, EventArg, IdArg};
 use crate::cm::Cm;
-use crate::cm_event::wait_for_next_event;
+use crate::cm_event::take_next_event;
 use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::ChannelHandle;
@@ -54,7 +54,7 @@ fn get_cm_event(channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Resu
     }
     let channel = channel?;
     let place = event.get()?;
-    place.write(wait_for_next_event(&channel)?);
+    place.write(take_next_event(&channel)?);
     Ok(())
 }
 

@@ -341,7 +341,7 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
     bench.run(vec![send(1), send(1)]);
     let timeout = bench
         .requester
-        .next_timer_expiry_ns()
+        .next_call_time_ns()
         .expect("packets are out");
     bench.now_ns = timeout + 100 * TIMEOUT_NS;
     bench
@@ -352,7 +352,7 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
     assert_eq!(bench.requester.done_request_count(), 1);
     let timeout = bench
         .requester
-        .next_timer_expiry_ns()
+        .next_call_time_ns()
         .expect("one packet is out");
     assert_eq!(
         timeout,
@@ -383,12 +383,12 @@ fn probes_come_early_and_do_not_count() {
     while bench.now_ns < TIMEOUT_NS {
         let deadline = bench
             .requester
-            .next_timer_expiry_ns()
+            .next_call_time_ns()
             .expect("a packet is out");
         sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
     }
     assert_eq!(sent, 1 + 9 + 1);
-    while let Some(deadline) = bench.requester.next_timer_expiry_ns() {
+    while let Some(deadline) = bench.requester.next_call_time_ns() {
         bench.run(vec![Wait(deadline - bench.now_ns)]);
     }
     assert_eq!(bench.now_ns, 1 + 3 * TIMEOUT_NS, "as without probes");
@@ -439,7 +439,7 @@ fn probes_learn_how_long_a_round_trip_is() {
     for index in 0..20 {
         let answered_ns = bench.now_ns + ROUND_TRIP_NS;
         sent += bench.run(vec![send(1)]).len();
-        while let Some(deadline) = bench.requester.next_timer_expiry_ns()
+        while let Some(deadline) = bench.requester.next_call_time_ns()
             && deadline < answered_ns
         {
             sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
@@ -600,7 +600,7 @@ fn notifications_slow_the_requester_down() {
     assert_eq!(bench.run(vec![write(600)]).len(), 1);
     let deadline = bench
         .requester
-        .next_timer_expiry_ns()
+        .next_call_time_ns()
         .expect("the second waits");
     // The packet has 256 bytes of payload and 28 bytes of headers, sent at 20 Gb/s.
     assert_eq!(deadline, bench.now_ns + 113);

@@ -206,7 +206,7 @@ impl Client {
         self.post_prepared_requests()
     }
 
-    /// Prepares a request and returns its number; [`flush`](Self::post_prepared_requests) WRITEs all prepared
+    /// Prepares a request and returns its number; [`post_prepared_requests`](Self::post_prepared_requests) WRITEs all prepared
     /// requests. The caller must flush after at most [`MAX_BATCH`] requests, and keep less than a
     /// window unanswered as with [`send`](Self::send).
     ///

@@ -78,7 +78,7 @@ impl Stream {
             .iter()
             .position(|m| m.addr == addr.addr());
         let mapped = self.peer_writable_buffers.swap_remove(at.ok_or(INVALID)?);
-        // SAFETY: registered by `map` and deregistered once. A later WRITE of the peer fails.
+        // SAFETY: registered by `iomap` and deregistered once. A later WRITE of the peer fails.
         unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
         self.free_peer_iomap_indexes
             .push_back(mapped.peer_iomap_index);

@@ -215,7 +215,7 @@ impl KeyTable {
         self.hazards.slot_of_this_thread()
     }
 
-    /// Pins a region as [`pin`](Self::pin_region) does, in a free word of the calling thread's hazard slot.
+    /// Pins a region as [`pin_region`](Self::pin_region) does, in a free word of the calling thread's hazard slot.
     #[inline(always)]
     pub fn pin_in_hazard_word(
         &self,

@@ -120,7 +120,7 @@ mod x86_64 {
                 // one, because the previous handler may need that stack.
                 new.sa_flags =
                     (old.sa_flags | libc::SA_SIGINFO | libc::SA_ONSTACK) & !libc::SA_RESETHAND;
-                // SAFETY: `handler` is async-signal-safe, and its library stays loaded.
+                // SAFETY: `handle_fault_signal` is async-signal-safe, and its library stays loaded.
                 unsafe { libc::sigaction(signal, &raw const new, ptr::null_mut()) };
             }
         });

@@ -22,7 +22,7 @@ pub(crate) struct ExtendedPollState {
     current_completion: UnsafeCell<CurrentCompletion>,
 }
 
-// SAFETY: `current` is reached through `ExtendedPollState::current_completion` alone, whose callers are the one thread that polls;
+// SAFETY: `current_completion` is reached through `ExtendedPollState::current_completion` alone, whose callers are the one thread that polls;
 // the rest is atomic or constant.
 unsafe impl Sync for ExtendedPollState {}
 

@@ -282,7 +282,7 @@ impl PacketPath {
         if let Some(audience) = audience {
             let _ = self.counter_publication.set(audience);
         }
-        // No other thread sets it, since this one holds `opening`.
+        // No other thread sets it, since this one holds `opening_lock`.
         let _ = self.readiness_fd.set(ready);
         Ok(())
     }
@@ -312,7 +312,7 @@ impl PacketPath {
     }
 
     /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, until `make` returns false.
-    /// [`flush`](Self::send_enqueued) sends them.
+    /// [`send_enqueued`](Self::send_enqueued) sends them.
     pub(crate) fn enqueue_packets(
         &self,
         qpn: u32,
@@ -337,7 +337,7 @@ impl PacketPath {
         }
     }
 
-    /// Takes one packet that `make` makes; [`flush`](Self::send_enqueued) sends it.
+    /// Takes one packet that `make` makes; [`send_enqueued`](Self::send_enqueued) sends it.
     pub(crate) fn enqueue_packet(
         &self,
         qpn: u32,

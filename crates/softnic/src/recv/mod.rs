@@ -369,7 +369,7 @@ impl RecvSide {
         }
     }
 
-    /// [`receive_from`](Self::receive_from_ring) for a ring with records in it.
+    /// [`receive_from_ring`](Self::receive_from_ring) for a ring with records in it.
     #[inline(never)]
     fn take_records<const UD: bool>(
         &mut self,

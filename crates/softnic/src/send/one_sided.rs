@@ -112,7 +112,7 @@ pub(crate) fn authorize_remote_region<'c>(
         ));
         RemoteAccessDenied::RemoteAccessError
     })?;
-    if at.is_whole_address_space()
+    if at.is_in_whole_address_space_region()
         && region.is_of_this_process
         && !is_own_memory_mapped(addr, len, access)
     {

@@ -528,7 +528,7 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
     };
     let now = now_ns();
     if let RequesterMachine::Rc(requester) = &mut wire.state_machine
-        && requester.next_timer_expiry_ns().is_some_and(|at| at <= now)
+        && requester.next_call_time_ns().is_some_and(|at| at <= now)
     {
         requester.apply_expired_timers(now, qp.nic.packet_path.delivered_until_ns());
         transmit_due_packets(qp, sq, now);

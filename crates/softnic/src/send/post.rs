@@ -300,7 +300,7 @@ unsafe fn defer_wr(
     seq: u64,
     fault: Option<WorkRequestFault>,
 ) {
-    // SAFETY: `post_one` has checked the handle.
+    // SAFETY: `post_one_send` has checked the handle.
     let ah = unsafe { Ah::retain_for_wr(view.wr, view.ah.is_some()) };
     let payload = read_payload_now_if_reusable(qp, &mut sq.local_regions, view);
     sq.deferred_wrs.push_back(DeferredWr {
@@ -332,7 +332,7 @@ fn read_payload_now_if_reusable(
     view: &WrView<'_>,
 ) -> Option<Vec<u8>> {
     let most = match qp.qp_type {
-        // `post_one` has checked the length against `max_inline_data`.
+        // `post_one_send` has checked the length against `max_inline_data`.
         _ if view.wr.send_flags & IBV_SEND_INLINE != 0 => u64::MAX,
         QpType::Ud => UD_MAX_PAYLOAD_BYTES as u64,
         QpType::RawPacket => raw::MAX_FRAME_BYTES as u64,

@@ -68,7 +68,7 @@ impl<T: Copy + Default> FixedFifo<T> {
     }
 }
 
-/// A send WR whose outcome is known (in `finished_wrs`) or awaited (in `pending`).
+/// A send WR whose outcome is known (in `finished_wrs`) or awaited (in `pending_wqes`).
 #[derive(Clone, Copy, Default)]
 pub(super) struct SendWqe {
     pub(super) wr_id: u64,
@@ -190,7 +190,7 @@ pub(super) struct DeferredWr {
     pub(super) fault: Option<WorkRequestFault>,
 }
 
-// SAFETY: the raw pointers in `wr` are not dereferenced; `sges`, `payload`, `ah` and `bind` replace them.
+// SAFETY: the raw pointers in `wr` are not dereferenced; `sges`, `payload`, `ah` and `bind_request` replace them.
 unsafe impl Send for DeferredWr {}
 
 /// The send queue of a queue pair.
@@ -226,7 +226,7 @@ pub(crate) struct SendQueue {
     pub(super) peer_silence_wait: WaitTimer,
     /// Position of the ring behind the last WRITE that was left to the receiver.
     pub(super) last_ordered_write_end: u64,
-    /// The cause of the failure of the failed WR in `pending`.
+    /// The cause of the failure of the failed WR in `pending_wqes`.
     pub(super) failure_cause: Option<FailureCause>,
     pub(super) is_stopped_by_failure: bool,
     /// True if the program wants an event when the outcome of every executed WR is known (`en_sqd_async_notify`).

@@ -96,7 +96,7 @@ unsafe fn try_post_single_write(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         responder_memory_rights(&out.target_qp(), dest, dest.pd.load(Ordering::Relaxed));
     let range = (to.remote_addr, len as u64);
     let at = authorize(&region.rights, range, Access::RemoteWrite, &responder).ok()?;
-    if at.is_whole_address_space() {
+    if at.is_in_whole_address_space_region() {
         return None;
     }
     // The cached address is valid, because the entry that it belongs to is pinned below.

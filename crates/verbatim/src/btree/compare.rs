@@ -206,7 +206,7 @@ struct Round {
     #[serde(rename = "wrong")]
     wrong_answers: u64,
     #[serde(rename = "lost")]
-    lost_requests: u64,
+    lost_or_refused_requests: u64,
 }
 
 /// A row of the table: one contender with one setting.
@@ -215,7 +215,7 @@ struct Row {
     name: &'static str,
     summary: &'static str,
     #[serde(rename = "kind")]
-    nic_kind: &'static str,
+    nic_or_peer_kind: &'static str,
     lookups_per_s: MedianAndSpread,
     /// The rate of look-ups divided by LMDB's in the same round.
     #[serde(rename = "lookups_to_lmdb")]
@@ -233,7 +233,7 @@ struct Row {
     load_s: f64,
     memory_ratio: Option<f64>,
     #[serde(rename = "lost")]
-    lost_requests: u64,
+    lost_or_refused_requests: u64,
     #[serde(rename = "verified")]
     all_verified: bool,
 }
@@ -444,7 +444,7 @@ fn measure_once(
         changes_per_s: changes.changes as f64 / changes.seconds,
         verified_answers: sum(|r| r.checked_answers),
         wrong_answers: sum(LoadReport::wrong_answers),
-        lost_requests: sum(|r| r.unanswered_requests + r.changes_refused_as_full),
+        lost_or_refused_requests: sum(|r| r.unanswered_requests + r.changes_refused_as_full),
     })
 }
 
@@ -492,7 +492,7 @@ fn measure_lmdb(args: &Args, placement: &ServerAndClientCores, round: u32) -> Re
             changes_per_s: inserts.requests_per_s(),
             verified_answers: lookups.operations + scans.operations + inserts.operations,
             wrong_answers: 0,
-            lost_requests: 0,
+            lost_or_refused_requests: 0,
         })
     })
 }
@@ -553,7 +553,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     Ok(Row {
         name,
         summary: contender.summary(),
-        nic_kind: if contender == Contender::Lmdb {
+        nic_or_peer_kind: if contender == Contender::Lmdb {
             "peer"
         } else {
             kind
@@ -568,7 +568,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
         change_rate_ratio_to_lmdb: to_lmdb(|r| r.changes_per_s),
         load_s: median(|r| r.load_s)?,
         memory_ratio: some(|r| r.memory_ratio),
-        lost_requests: own.iter().map(|r| r.lost_requests).sum(),
+        lost_or_refused_requests: own.iter().map(|r| r.lost_or_refused_requests).sum(),
         all_verified: own
             .iter()
             .all(|r| r.wrong_answers == 0 && r.verified_answers > 0),
@@ -649,8 +649,8 @@ fn print_rows(rows: &[Row]) -> Result<()> {
     for row in rows {
         print_line(format_args!("{:<16} {}", row.name, row.summary))?;
     }
-    for row in rows.iter().filter(|row| row.lost_requests > 0) {
-        let lost = format_or_empty(Some(row.lost_requests), |n| n);
+    for row in rows.iter().filter(|row| row.lost_or_refused_requests > 0) {
+        let lost = format_or_empty(Some(row.lost_or_refused_requests), |n| n);
         eprintln!("note: {}: {lost} lost", row.name);
     }
     Ok(())

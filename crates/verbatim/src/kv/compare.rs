@@ -98,12 +98,12 @@ struct Round {
     misses: u64,
     #[serde(rename = "lost")]
     lost_requests: u64,
-    /// Number of verified values; `wrong` is the number of wrong values and of versions that
+    /// Number of verified values; `wrong_values` is the number of wrong values and of versions that
     /// decreased.
     #[serde(rename = "verified")]
     verified_values: Option<u64>,
     #[serde(rename = "wrong")]
-    wrong_values: u64,
+    wrong_values_and_versions: u64,
 }
 
 /// A row of the table: one contender with one setting.
@@ -112,7 +112,7 @@ struct Row {
     name: String,
     summary: &'static str,
     #[serde(rename = "kind")]
-    nic_kind: &'static str,
+    nic_or_peer_kind: &'static str,
     rate_per_s: MedianAndSpread,
     /// The rate divided by Redis's in the same round.
     #[serde(rename = "ratio_to_redis")]
@@ -397,7 +397,7 @@ fn round_from_reports(
         misses: sum(|r| r.misses),
         lost_requests: sum(|r| r.unanswered_requests),
         verified_values: Some(sum(|r| r.checked_values)),
-        wrong_values: sum(|r| r.wrong_values + r.wrong_versions),
+        wrong_values_and_versions: sum(|r| r.wrong_values + r.wrong_versions),
     }
 }
 
@@ -487,7 +487,7 @@ fn measure_comparison_server(
         misses: 0,
         lost_requests: 0,
         verified_values: None,
-        wrong_values: 0,
+        wrong_values_and_versions: 0,
     })
 }
 
@@ -522,9 +522,9 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
         all_verified: own
             .iter()
             // PUTs alone return no values, but versions.
-            .all(|r| r.wrong_values == 0 && r.misses == 0 && r.operations > 0),
+            .all(|r| r.wrong_values_and_versions == 0 && r.misses == 0 && r.operations > 0),
         summary: contender.summary(),
-        nic_kind: match contender {
+        nic_or_peer_kind: match contender {
             Contender::Store { .. } => kind,
             Contender::ComparisonServer(_) => "peer",
         },
@@ -595,7 +595,7 @@ fn print_rows(rows: &[Row]) -> Result<()> {
                 format!("{} x", format_three_digits(r))
             }),
             format_or_empty(row.answers_per_doorbell, format_three_digits),
-            match row.nic_kind {
+            match row.nic_or_peer_kind {
                 "peer" => "counted",
                 _ => yes_or_no(row.all_verified),
             }

@@ -132,7 +132,7 @@ fn sends_of_another_process_overrun_the_recv_cq(env: &TestEnv) {
         side.post_recv(i, []);
     }
     for _ in messages.skip(1) {
-        assert_eq!(peer.execute_command(&PeerCommand::Send(0, 0)), PeerAnswer::Done);
+        assert_eq!(peer.send_command_and_await_answer(&PeerCommand::Send(0, 0)), PeerAnswer::Done);
     }
     // The last SEND may never be acknowledged.
     peer.send_command(&PeerCommand::Send(0, 0));

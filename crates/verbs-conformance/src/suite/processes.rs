@@ -39,7 +39,7 @@ const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 
 #[track_caller]
 fn command_and_expect_done(peer: &mut PeerProcess, order: PeerCommand) {
-    assert_eq!(peer.execute_command(&order), PeerAnswer::Done);
+    assert_eq!(peer.send_command_and_await_answer(&order), PeerAnswer::Done);
 }
 
 #[track_caller]
@@ -77,7 +77,7 @@ fn check_every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
             record_case(format!("{verb:?} of {len} bytes, {:?}", spec.memory_kind));
             if verb.is_atomic() {
                 command_and_expect_done(&mut peer, PeerCommand::Fill(0, 8, seed));
-                let PeerAnswer::Word(before) = peer.execute_command(&PeerCommand::Load(0)) else { panic!("no word") };
+                let PeerAnswer::Word(before) = peer.send_command_and_await_answer(&PeerCommand::Load(0)) else { panic!("no word") };
                 let wr = if verb == Verb::AtomicFetchAndAdd {
                     fetch_add(local.sge(0, 8), remote, 5)
                 } else {
@@ -86,7 +86,7 @@ fn check_every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
                 side.post(wr.with_id(seed));
                 side.await_send_completion().expect_sent(seed, verb);
                 assert_eq!(local.memory.load(0), before);
-                assert_eq!(peer.execute_command(&PeerCommand::Load(0)), PeerAnswer::Word(before.wrapping_add(5)));
+                assert_eq!(peer.send_command_and_await_answer(&PeerCommand::Load(0)), PeerAnswer::Word(before.wrapping_add(5)));
                 continue;
             }
             if verb == Verb::RdmaRead {
@@ -106,7 +106,7 @@ fn check_every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
             side.await_send_completion().expect_sent(seed, verb);
             if let Some(opcode) = verb.recv_wc_opcode() {
                 let imm = verb.has_imm().then_some(0x1234_5678);
-                expect_received(peer.execute_command(&PeerCommand::Received), seed, len, imm, opcode);
+                expect_received(peer.send_command_and_await_answer(&PeerCommand::Received), seed, len, imm, opcode);
             }
             if spec.qp_type == IBV_QPT_UC && verb == Verb::RdmaWrite {
                 // The completion of an unreliable WRITE only means that it was sent; a later SEND shows that
@@ -114,7 +114,7 @@ fn check_every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
                 command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: 0, len: 0 });
                 side.post(send([]).with_id(2));
                 side.await_send_completion().expect_sent(2, Verb::Send);
-                expect_received(peer.execute_command(&PeerCommand::Received), 1, 0, None, IBV_WC_RECV);
+                expect_received(peer.send_command_and_await_answer(&PeerCommand::Received), 1, 0, None, IBV_WC_RECV);
             }
             command_and_expect_done(&mut peer, PeerCommand::Check(0, len, seed));
         }
@@ -138,7 +138,7 @@ fn ud_ping_pong(env: &TestEnv) {
             local.memory.fill_pattern_at(0, len, 5);
             side.post(crate::wr::send_imm([local.sge(0, len)], 6).with_id(1));
             side.await_send_completion().expect_sent(1, Verb::Send);
-            expect_received(peer.execute_command(&PeerCommand::Received), 3, 40 + len, Some(6), IBV_WC_RECV);
+            expect_received(peer.send_command_and_await_answer(&PeerCommand::Received), 3, 40 + len, Some(6), IBV_WC_RECV);
             command_and_expect_done(&mut peer, PeerCommand::Check(40, len, 5));
             side.post_recv(4, [local.whole_sge()]);
             command_and_expect_done(&mut peer, PeerCommand::Send(40, len));
@@ -154,7 +154,7 @@ fn one_sided_verbs_complete_while_the_responder_sleeps(env: &TestEnv) {
     for memory in MemKind::distinct_on_provider(env) {
         let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().with_memory_kind(memory), 4096);
         let local = side.alloc_buf(4096);
-        let PeerAnswer::Word(before) = peer.execute_command(&PeerCommand::CpuTime) else { panic!("no word") };
+        let PeerAnswer::Word(before) = peer.send_command_and_await_answer(&PeerCommand::CpuTime) else { panic!("no word") };
         let begin = crate::child_processes::cpu_time_us();
         for i in 0..20_000 {
             let wr = match i % 3 {
@@ -165,7 +165,7 @@ fn one_sided_verbs_complete_while_the_responder_sleeps(env: &TestEnv) {
             side.post(wr.with_id(i));
             assert_eq!(side.await_send_completion().status(), IBV_WC_SUCCESS);
         }
-        let PeerAnswer::Word(after) = peer.execute_command(&PeerCommand::CpuTime) else { panic!("no word") };
+        let PeerAnswer::Word(after) = peer.send_command_and_await_answer(&PeerCommand::CpuTime) else { panic!("no word") };
         // The orders themselves cost the peer some CPU time. Serving 20,000 operations would cost the peer
         // about as much CPU time as the requester has used.
         let (own, peers) = (crate::child_processes::cpu_time_us() - begin, after - before);
@@ -212,7 +212,7 @@ fn sends_complete_while_the_receiver_sleeps(env: &TestEnv) {
             side.await_send_completion().expect_sent(i, Verb::Send);
         }
         for i in 0..8 {
-            expect_received(peer.execute_command(&PeerCommand::Received), i, len, None, IBV_WC_RECV);
+            expect_received(peer.send_command_and_await_answer(&PeerCommand::Received), i, len, None, IBV_WC_RECV);
             command_and_expect_done(&mut peer, PeerCommand::Check(usize::try_from(i).unwrap() * len, len, 5));
         }
         peer.exit_and_check();
@@ -233,7 +233,7 @@ fn a_rare_pollers_sends_complete_while_the_receiver_sleeps(env: &TestEnv) {
             side.scq.poll(1).pop()
         });
         sent.expect("a completion").expect_sent(id, Verb::Send);
-        expect_received(peer.execute_command(&PeerCommand::Received), id, 8, None, IBV_WC_RECV);
+        expect_received(peer.send_command_and_await_answer(&PeerCommand::Received), id, 8, None, IBV_WC_RECV);
     }
     peer.exit_and_check();
 }
@@ -286,7 +286,7 @@ fn a_deregistered_region_of_a_peer_is_refused(env: &TestEnv) {
         side.post(write([local.whole_sge()], remote).with_id(1));
         side.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         // Making a new queue pair destroys the old one and its buffer.
-        let PeerAnswer::Made(address, _) = peer.execute_command(&PeerCommand::Make(Box::new(spec.clone()), 1 << 16)) else {
+        let PeerAnswer::Made(address, _) = peer.send_command_and_await_answer(&PeerCommand::Make(Box::new(spec.clone()), 1 << 16)) else {
             panic!("nothing made");
         };
         let mut second = spec.create_qp_side(env);
@@ -305,7 +305,7 @@ fn a_too_small_receive_fails_both_processes(env: &TestEnv) {
     command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 99 });
     side.post(send([local.whole_sge()]).with_id(1));
     side.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
-    let PeerAnswer::Completion { id, status, .. } = peer.execute_command(&PeerCommand::Received) else { panic!("no completion") };
+    let PeerAnswer::Completion { id, status, .. } = peer.send_command_and_await_answer(&PeerCommand::Received) else { panic!("no completion") };
     assert_eq!(id, 7);
     assert!(env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR).contains(&status), "status {status}");
     peer.exit_and_check();
@@ -318,7 +318,7 @@ fn a_send_waits_until_the_peer_posts_a_receive(env: &TestEnv) {
     side.post(send([local.whole_sge()]).with_id(1));
     side.scq.expect_empty();
     command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 100 });
-    expect_received(peer.execute_command(&PeerCommand::Received), 7, 100, None, IBV_WC_RECV);
+    expect_received(peer.send_command_and_await_answer(&PeerCommand::Received), 7, 100, None, IBV_WC_RECV);
     side.await_send_completion().expect_sent(1, Verb::Send);
     command_and_expect_done(&mut peer, PeerCommand::Check(0, 100, 8));
     peer.exit_and_check();

@@ -17,7 +17,7 @@ tests! { "srq";
     queue_pairs_consume_srq_receives_in_order [Srq],
     one_queue_pair_may_consume_all_srq_receives [Srq],
     posting_to_the_queue_pair_is_refused [Srq, ImmediateChecks],
-    reaching_the_limit_raises_one_event [Srq, Events],
+    falling_below_the_limit_raises_one_event [Srq, Events],
     the_limit_can_be_set_again_and_off [Srq, Events],
     a_limit_beyond_the_size_is_refused [Srq],
     creating_tells_the_sizes_that_query_tells [Srq],
@@ -138,7 +138,7 @@ fn send_to_consume_receives(pair: &QpPair, n: u64) {
 }
 
 /// `ibv_modify_srq(3)`: the event comes "when the number of outstanding WRs falls below the limit", once.
-fn reaching_the_limit_raises_one_event(env: &TestEnv) {
+fn falling_below_the_limit_raises_one_event(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().create_connected_pair(env);
     let srq = pair.b.srq.as_ref().expect("an SRQ");
     for i in 0..10 {

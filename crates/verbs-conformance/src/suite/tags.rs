@@ -28,7 +28,7 @@ tests! { "tags";
     invalid_tag_operations_and_srqs_are_refused [Tags],
     this_process_matches_messages_of_another [Tags, Processes],
     another_process_matches_our_messages [Tags, Processes],
-    a_killed_rendezvous_sender_fails_the_receive [Tags, Processes],
+    a_killed_rendezvous_sender_ends_the_receive [Tags, Processes],
     a_killed_rendezvous_receiver_fails_the_sender [Tags, Processes],
     unpolled_tag_operations_overrun_their_cq [Tags, Events],
 }
@@ -349,7 +349,7 @@ fn invalid_tag_operations_and_srqs_are_refused(env: &TestEnv) {
 const MAX_RENDEZVOUS_PAYLOAD_BYTES: usize = 1 << 20;
 
 fn command_and_expect_done(peer: &mut PeerProcess, order: PeerCommand) {
-    assert_eq!(peer.execute_command(&order), PeerAnswer::Done);
+    assert_eq!(peer.send_command_and_await_answer(&order), PeerAnswer::Done);
 }
 
 /// Starts another process, and connects it with a new side of this process. `here` and `there` are the numbers of tags
@@ -358,7 +358,7 @@ fn connect_tag_peer(env: &TestEnv, here: u32, there: u32) -> (PeerProcess, QpSid
     let spec = |tags| QpSpec::rc().with_short_timeout_and_few_retries().with_tags(tags);
     let mut peer = PeerProcess::start(env);
     let make = PeerCommand::Make(Box::new(spec(there)), MAX_RENDEZVOUS_PAYLOAD_BYTES + 4096);
-    let PeerAnswer::Made(address, remote) = peer.execute_command(&make) else { panic!("nothing was made") };
+    let PeerAnswer::Made(address, remote) = peer.send_command_and_await_answer(&make) else { panic!("nothing was made") };
     let mut side = spec(here).create_qp_side(env);
     command_and_expect_done(&mut peer, PeerCommand::Connect(side.address()));
     side.connect(&address);
@@ -405,11 +405,11 @@ fn this_process_matches_messages_of_another(env: &TestEnv) {
         await_and_check_tagged_recv(&side, seed, IBV_WC_TM_MATCH, len);
         await_and_check_tagged_recv(&side, seed, IBV_WC_TM_DATA_VALID, len);
         to.memory.assert_pattern_at(0, len, seed);
-        let PeerAnswer::Completion { status, .. } = peer.execute_command(&PeerCommand::Received) else {
+        let PeerAnswer::Completion { status, .. } = peer.send_command_and_await_answer(&PeerCommand::Received) else {
             panic!("no completion")
         };
         assert_eq!(status, IBV_WC_SUCCESS);
-        let fin = peer.execute_command(&PeerCommand::Read(REPLY_OFFSET, 16));
+        let fin = peer.send_command_and_await_answer(&PeerCommand::Read(REPLY_OFFSET, 16));
         assert_eq!(fin, PeerAnswer::Bytes(tmh_header(TMH_OP_FIN, 55, 8)));
     }
     record_case("one that nothing matches");
@@ -430,7 +430,7 @@ fn another_process_matches_our_messages(env: &TestEnv) {
     };
     let finished = |peer: &mut PeerProcess, id, len| {
         let PeerAnswer::Completion { id: found, status, opcode, byte_len, .. } =
-            peer.execute_command(&PeerCommand::Received)
+            peer.send_command_and_await_answer(&PeerCommand::Received)
         else {
             panic!("no completion")
         };
@@ -462,7 +462,7 @@ fn another_process_matches_our_messages(env: &TestEnv) {
 /// read, or after that.
 const KILL_DELAYS_US: [u64; 6] = [0, 50, 200, 500, 1000, 5000];
 
-fn a_killed_rendezvous_sender_fails_the_receive(env: &TestEnv) {
+fn a_killed_rendezvous_sender_ends_the_receive(env: &TestEnv) {
     for us in KILL_DELAYS_US {
         record_case(format!("killed {us} µs after it was told to send"));
         let (mut peer, side, remote) = connect_tag_peer(env, 4, 0);

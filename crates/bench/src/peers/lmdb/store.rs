@@ -48,7 +48,7 @@ impl<C: Comparator + 'static> Store<C> {
         let mut options = EnvOpenOptions::new();
         options.map_size(usize::try_from(room)?.next_multiple_of(1 << 20));
         // SAFETY: the folder is new and belongs to this process alone, so no other process changes
-        // the file. Without locks, no two transactions may overlap: `execute` has exclusive
+        // the file. Without locks, no two transactions may overlap: `execute_in_one_txn` has exclusive
         // access to the store and ends its transaction.
         let env = unsafe {
             options.flags(

@@ -423,9 +423,9 @@ impl Requester {
     }
 
     /// Returns the time at which to call [`apply_expired_timers`](Self::apply_expired_timers) and
-    /// [`transmit`](Self::append_next_packet). `None` if only a packet or a new request can cause progress.
+    /// [`append_next_packet`](Self::append_next_packet). `None` if only a packet or a new request can cause progress.
     #[must_use]
-    pub fn next_timer_expiry_ns(&self) -> Option<u64> {
+    pub fn next_call_time_ns(&self) -> Option<u64> {
         if self.failure.is_some() {
             return None;
         }
@@ -443,9 +443,9 @@ impl Requester {
         [timer, paced].into_iter().flatten().min()
     }
 
-    /// Applies the timers that have expired by `now_ns`; [`transmit`](Self::append_next_packet) then sends again.
+    /// Applies the timers that have expired by `now_ns`; [`append_next_packet`](Self::append_next_packet) then sends again.
     ///
-    /// All packets that arrived before `heard_ns` must have been given to [`receive`](Self::process_received_packet). A timer that
+    /// All packets that arrived before `heard_ns` must have been given to [`process_received_packet`](Self::process_received_packet). A timer that
     /// expires after `heard_ns` is not applied, because the response may still be in a socket buffer.
     pub fn apply_expired_timers(&mut self, now_ns: u64, heard_ns: u64) {
         if self.failure.is_some() || !self.queue.has_outstanding_packets() {

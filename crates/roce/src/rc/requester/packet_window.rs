@@ -48,7 +48,7 @@ impl PacketWindow {
 
     /// Returns the number of full packets in the largest window.
     pub(super) fn largest_window_full_packets(&self) -> u32 {
-        // The quotient is at most `max_packets`.
+        // The quotient is at most `max_window_packets`.
         u32::try_from(self.max_window_bytes / self.full_packet_bytes).unwrap_or(u32::MAX)
     }
 

@@ -183,7 +183,7 @@ impl Responder {
     }
 
     /// Asks for a missing packet once all packets that arrived before `heard_ns` have been given to
-    /// [`receive`](Self::process_received_packet).
+    /// [`process_received_packet`](Self::process_received_packet).
     ///
     /// A NAK is not sent earlier, for three reasons. If the responder's socket buffer has overflowed, the buffer is
     /// still full. The first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the
@@ -568,7 +568,7 @@ impl Responder {
             .sequence_of_psn_nearest_to(packet.bth.psn, self.expected_sequence)
     }
 
-    /// Returns the time at which to call [`transmit`](Self::append_next_packet), if the rate limit delays READ responses.
+    /// Returns the time at which to call [`append_next_packet`](Self::append_next_packet), if the rate limit delays READ responses.
     #[must_use]
     pub fn next_send_time_ns(&self) -> Option<u64> {
         let is_held = matches!(

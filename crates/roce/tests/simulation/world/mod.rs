@@ -255,7 +255,7 @@ impl World {
         if let Machine::Rc(machines) = &mut queue_pair.machine
             && machines
                 .0
-                .next_timer_expiry_ns()
+                .next_call_time_ns()
                 .is_some_and(|at| at <= self.now_ns)
         {
             machines.0.apply_expired_timers(self.now_ns, self.now_ns);
@@ -326,13 +326,10 @@ impl World {
         };
         let (requester, responder) = &**machines;
         let (done, failure) = (requester.done_request_count(), requester.failure());
-        let deadline = [
-            requester.next_timer_expiry_ns(),
-            responder.next_send_time_ns(),
-        ]
-        .into_iter()
-        .flatten()
-        .min();
+        let deadline = [requester.next_call_time_ns(), responder.next_send_time_ns()]
+            .into_iter()
+            .flatten()
+            .min();
         let flow = &mut self.flows[number];
         self.report.messages += done + 1 - flow.first();
         flow.settle(done);

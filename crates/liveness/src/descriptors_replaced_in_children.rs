@@ -21,7 +21,7 @@ static FORKED_DESCRIPTORS: Mutex<ForkedDescriptors> = Mutex::new(ForkedDescripto
 });
 
 thread_local! {
-    /// The lock of `FDS`, held across a fork in the forking thread and in its copy.
+    /// The lock of `FORKED_DESCRIPTORS`, held across a fork in the forking thread and in its copy.
     static FORK_GUARD: RefCell<Option<MutexGuard<'static, ForkedDescriptors>>> = const { RefCell::new(None) };
 }
 
