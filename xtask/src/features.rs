@@ -40,8 +40,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(checked > 0)
 }
 
-/// Returns the combinations of a package: no feature, each feature alone, the default ones, all. Returns none for a package
-/// without features.
+/// Returns the combinations of a package: no feature, each feature alone, the default ones, all. Returns none for a
+/// package without features.
 fn combinations(package: &Package) -> Vec<Vec<&str>> {
     if package.features.is_empty() {
         return Vec::new();

@@ -153,11 +153,11 @@ impl<T: KeyOrValue> Balancer<T> {
         self.unconfirmed_move
     }
 
-    /// Records the outcome of the last planned move once no server is taking ranges. `kept_from` is the first key of the
-    /// range that the giver still owns, or `None` if the taker has the whole range. A range is taken from the left.
+    /// Records the outcome of the last planned move once no server is taking ranges. `kept_from` is the first key of
+    /// the range that the giver still owns, or `None` if the taker has the whole range. A range is taken from the left.
     ///
-    /// The split is then as the servers have it. One case differs: if a right neighbour has got the left part of a range,
-    /// the split stays at the end of the range. Another take of the range gets the rest.
+    /// The split is then as the servers have it. One case differs: if a right neighbour has got the left part of a
+    /// range, the split stays at the end of the range. Another take of the range gets the rest.
     pub fn confirm_move(&mut self, kept_from: Option<T>) {
         let (Some(planned), Some(kept_from)) = (self.unconfirmed_move.take(), kept_from) else {
             return;

@@ -62,8 +62,8 @@ pub struct ServerConfig<T: KeyOrValue = u64> {
     pub remote_writes: bool,
     /// Milliseconds that a client may hold a lock while others wait for it, 1 to 60,000.
     pub lock_lease_ms: u16,
-    /// First keys of the ranges of servers that share the trees, ascending. The first range begins at the least key and is left
-    /// out, so a single server has no splits. Ranges can move while the servers run.
+    /// First keys of the ranges of servers that share the trees, ascending. The first range begins at the least key and
+    /// is left out, so a single server has no splits. Ranges can move while the servers run.
     pub splits: Vec<T>,
     /// The number of this server: server 0 has the first range.
     pub server_number: u16,

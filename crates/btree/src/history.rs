@@ -2,10 +2,10 @@
 //!
 //! The tree of a check has *stable* keys ([`stable_key_count`] of them, numbered as by `load::key_of`), which a server
 //! loads and no client changes. Between the stable keys are groups of *judged* keys, whose histories are checked. Each
-//! group has a hot key, on which clients always compete, and [`FILLERS_PER_HOT_KEY`] fillers around it. Fillers are inserted for a while and deleted for a
-//! while, so that leaves split and merge. Every request for a judged key is recorded ([`service::history`]). A SCAN is
-//! recorded as one read of each judged key of its range, because each leaf is read atomically. The order and the stable
-//! keys of a SCAN are checked when its answer arrives.
+//! group has a hot key, on which clients always compete, and [`FILLERS_PER_HOT_KEY`] fillers around it. Fillers are
+//! inserted for a while and deleted for a while, so that leaves split and merge. Every request for a judged key is
+//! recorded ([`service::history`]). A SCAN is recorded as one read of each judged key of its range, because each leaf
+//! is read atomically. The order and the stable keys of a SCAN are checked when its answer arrives.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,8 +1,8 @@
 //! A remote B+tree over the verbs.
 //!
 //! A [`Server`] keeps trees in registered memory ([`tree`]). [`Client`]s find the server by TCP ([`rendezvous`]) and
-//! reach its trees by verbs. [`AccessDesign`] selects the walker: the server walks a tree for each request, or the client
-//! READs nodes and walks itself.
+//! reach its trees by verbs. [`AccessDesign`] selects the walker: the server walks a tree for each request, or the
+//! client READs nodes and walks itself.
 //!
 //! The layers, from below:
 //! - `key_or_value` has the types of keys and values. `node` is the layout of a node, and [`tree`] the trees at the server.

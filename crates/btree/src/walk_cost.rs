@@ -11,11 +11,11 @@
 //! The values of inner nodes are not prefetched. Levels beyond the steps that a batch takes together are walked one
 //! request at a time.
 //!
-//! The modelled tree can be larger than the real tree ([`TreeSize`]): a simulation of 256 million keys needs no memory for
-//! them.
+//! The modelled tree can be larger than the real tree ([`TreeSize`]): a simulation of 256 million keys needs no memory
+//! for them.
 //!
-//! Byte strings have slots of several words, so a node has fewer of them, and its keys and values are more lines. A search
-//! reads the first line of a key, and the answer reads all lines of its value.
+//! Byte strings have slots of several words, so a node has fewer of them, and its keys and values are more lines. A
+//! search reads the first line of a key, and the answer reads all lines of its value.
 
 use std::time::Duration;
 
@@ -412,8 +412,8 @@ mod tests {
         assert_eq!(cost.lines_of_sequential_walks.len(), 3 * 7);
     }
 
-    /// A slot has the length and the bytes: 4 words of a key and 14 of a value. A leaf of 256 words has 8 words of header and 8
-    /// of fences, and so room for 13 entries.
+    /// A slot has the length and the bytes: 4 words of a key and 14 of a value. A leaf of 256 words has 8 words of
+    /// header and 8 of fences, and so room for 13 entries.
     #[test]
     fn byte_strings_are_more_lines() {
         let shape = shape_of_strings(1_000_000);

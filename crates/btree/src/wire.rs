@@ -11,12 +11,12 @@
 //! | from 8 on | key |
 //! | then | PUT, INSERT, UPDATE: value; otherwise the end of the range, if the range has one |
 //!
-//! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE_ENTRIES`] in bit 9. If a
-//! GET found its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's first
-//! entry, and bits 47..32 the number of all entries of the answer. The key at which to continue follows, then the
+//! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE_ENTRIES`] in bit
+//! 9. If a GET found its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's
+//! first entry, and bits 47..32 the number of all entries of the answer. The key at which to continue follows, then the
 //! entries: key and value of each. The answer to LOAD has the same form. An answer with status `Moved` has the first
-//! key, the end (an empty one without flag `FLAG_MORE_ENTRIES`) and the owner of the range. The answer to CEDE has the version of the handover in bits
-//! 63..16.
+//! key, the end (an empty one without flag `FLAG_MORE_ENTRIES`) and the owner of the range. The answer to CEDE has the
+//! version of the handover in bits 63..16.
 
 use crate::key_or_value::private::{Sizes, Stored};
 use crate::key_or_value::{KeyOrValue, TooLongError};
@@ -347,7 +347,8 @@ pub(crate) fn encode_moved_answer<T: KeyOrValue>(moved: &MovedRange<T>) -> Vec<u
     bytes
 }
 
-/// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and [`FLAG_MORE_ENTRIES`].
+/// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and
+/// [`FLAG_MORE_ENTRIES`].
 pub(crate) fn scan_message_first_word(first: usize, count: usize, more: bool) -> u64 {
     let flag = if more { FLAG_MORE_ENTRIES } else { 0 };
     flag | (first as u64 & 0xffff) << 16 | (count as u64 & 0xffff) << 32

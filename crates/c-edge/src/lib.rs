@@ -1,8 +1,8 @@
 //! The edge to C: what a program passes becomes safe values, and what a function returns becomes errno, NULL or -1.
 //!
-//! The functions of a library are safe. [`c_functions!`] makes the C function of each, and converts every argument by its
-//! type with [`Arg`] and the result with [`Ret`]. So what the C ABI leaves to the caller's word is believed there and
-//! nowhere else:
+//! The functions of a library are safe. [`c_functions!`] makes the C function of each, and converts every argument by
+//! its type with [`Arg`] and the result with [`Ret`]. So what the C ABI leaves to the caller's word is believed there
+//! and nowhere else:
 //!
 //! - A handle is a raw pointer that nobody follows, or a type of the library that follows it.
 //! - Other pointers are [`In`], [`InConst`], [`InOut`] or [`Out`]. Each may be NULL, which the function has to ask about.
@@ -126,7 +126,8 @@ impl<T> Arg for InOut<'_, T> {
     type C = *mut T;
     #[inline(always)]
     unsafe fn from_c(c: *mut T) -> Self {
-        // SAFETY: NULL, or readable, writable and left alone by others until the function returns (contract of `from_c`).
+        // SAFETY: NULL, or readable, writable and left alone by others until the function returns (contract of
+        // `from_c`).
         Self(unsafe { c.as_mut() })
     }
 }
@@ -225,7 +226,8 @@ impl<T> Arg for *const T {
 /// An array of C's, which may be NULL when it is empty.
 ///
 /// # Safety
-/// If neither `first` is NULL nor `len` 0, then `len` values lie there, which can be read as long as the result is used.
+/// If neither `first` is NULL nor `len` 0, then `len` values lie there, which can be read as long as the result is
+/// used.
 #[inline(always)]
 pub unsafe fn slice_from_c<'a, T>(first: *const T, len: usize) -> &'a [T] {
     if first.is_null() || len == 0 {

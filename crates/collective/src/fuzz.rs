@@ -9,7 +9,8 @@ use crate::unconnected_ends::Hello;
 /// first byte selects the kind.
 ///
 /// # Panics
-/// Panics if a value is encoded to other bytes than it was decoded from, or a send gets more bytes than its receive has.
+/// Panics if a value is encoded to other bytes than it was decoded from, or a send gets more bytes than its receive
+/// has.
 pub fn fuzz_peer_messages(bytes: &[u8]) {
     let Some((&kind, bytes)) = bytes.split_first() else {
         return;

@@ -175,7 +175,8 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Returns the sizes that came for each receive of a group, and frees the request; `None` while a receive is incomplete.
+    /// Returns the sizes that came for each receive of a group, and frees the request; `None` while a receive is
+    /// incomplete.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].

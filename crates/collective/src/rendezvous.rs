@@ -1,9 +1,9 @@
 //! The rendezvous: two ends exchange [`Hello`]s by TCP, without blocking and without threads.
 //!
-//! The sender connects to the receiver's listener and says hello. The receiver connects its queue pairs, answers, and waits
-//! for the sender's word that its queue pairs are connected, too: a clear-to-send WRITE that came before would be lost. The
-//! connection stays open, so that each end notices when the other's process ends. TCP keepalive does so when the other's host
-//! vanishes.
+//! The sender connects to the receiver's listener and says hello. The receiver connects its queue pairs, answers, and
+//! waits for the sender's word that its queue pairs are connected, too: a clear-to-send WRITE that came before would be
+//! lost. The connection stays open, so that each end notices when the other's process ends. TCP keepalive does so when
+//! the other's host vanishes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -24,8 +24,8 @@ const HANDLE_MAGIC: [u8; 8] = *b"VBCOLL01";
 const MAX_HELLO_BYTES: usize = 16 << 10;
 /// Peers that have connected and have not said hello, at most: the oldest one goes first.
 const MAX_PENDING_ACCEPTS: usize = 64;
-/// Time without a packet after which the kernel asks whether the peer's host still answers. Ranks may wait for each other
-/// without sending anything, and an idle queue pair does not notice that its peer is gone.
+/// Time without a packet after which the kernel asks whether the peer's host still answers. Ranks may wait for each
+/// other without sending anything, and an idle queue pair does not notice that its peer is gone.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 
 /// Where a receiver listens: what it gives to the sender by any means.
@@ -309,8 +309,8 @@ impl Listener {
         self.handle
     }
 
-    /// Goes on as far as possible without waiting: the receiver of the next sender that is connected. Strangers, who do not
-    /// know the handle, are sent away.
+    /// Goes on as far as possible without waiting: the receiver of the next sender that is connected. Strangers, who do
+    /// not know the handle, are sent away.
     ///
     /// # Errors
     /// A sender that knew the handle failed, or a verb did. The listener can still be used.

@@ -1,5 +1,5 @@
-//! The functions of libibumad (`rdma-core:libibumad/umad.h`, and its man pages). Those that fail return a negative error
-//! number unless they say otherwise.
+//! The functions of libibumad (`rdma-core:libibumad/umad.h`, and its man pages). Those that fail return a negative
+//! error number unless they say otherwise.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;

@@ -46,8 +46,8 @@ pub(crate) fn read_subnet_for_request(request: &[u8]) -> Subnet {
     }
 }
 
-/// Returns the ports with queue pairs that are attached to multicast groups, each once a group. The names of the devices
-/// are in the order of their numbers.
+/// Returns the ports with queue pairs that are attached to multicast groups, each once a group. The names of the
+/// devices are in the order of their numbers.
 fn group_members(devices: &[Device]) -> Vec<GroupMember> {
     let fabric = Fabric::default_dir().ok();
     let processes = fabric.and_then(|fabric| list_fabric_processes(&fabric).ok());

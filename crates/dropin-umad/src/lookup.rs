@@ -31,7 +31,8 @@ fn has_port(device: &Device, number: u8) -> bool {
     (1..=device.ports.len()).contains(&usize::from(number))
 }
 
-/// Returns the number of the port to which a device's name alone leads: the first active InfiniBand port, or else port 1.
+/// Returns the number of the port to which a device's name alone leads: the first active InfiniBand port, or else port
+/// 1.
 fn default_port(device: &Device) -> Option<u8> {
     let number = first_active_ib_port(device).unwrap_or(1);
     has_port(device, number).then_some(number)
@@ -74,8 +75,8 @@ pub(crate) fn find_device_and_port(
         .ok_or(PortNotFound::NoPort)
 }
 
-/// Returns the device of a name that has a port of this number, of either link layer, and the port; 0 stands for the best
-/// one. NULL stands for the first such device.
+/// Returns the device of a name that has a port of this number, of either link layer, and the port; 0 stands for the
+/// best one. NULL stands for the first such device.
 pub(crate) fn port_of_any_link_layer(name: Option<&CStr>, number: u8) -> Option<(Device, u8)> {
     let is_meant =
         |device: &Device| name.is_none_or(|name| name.to_bytes() == device.name.as_bytes());

@@ -3,9 +3,9 @@
 //! A port is a Unix datagram socket in the folder `umad` of the fabric, named `PID-NUMBER`. Answers of the subnet are
 //! sent into the own socket, and datagrams for other programs into theirs. So a program can wait for the descriptor.
 //!
-//! A link `agent-LID-CLASS` in the folder names the socket and the agent that get the requests of this class at this LID.
-//! The upper half of a request's transaction identifier names the socket and the agent that get the response, as it
-//! does in the kernel (`ib_umad_write` in `linux:drivers/infiniband/core/user_mad.c`).
+//! A link `agent-LID-CLASS` in the folder names the socket and the agent that get the requests of this class at this
+//! LID. The upper half of a request's transaction identifier names the socket and the agent that get the response, as
+//! it does in the kernel (`ib_umad_write` in `linux:drivers/infiniband/core/user_mad.c`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
@@ -270,8 +270,8 @@ pub(crate) fn send_mad(
         port.send_response(mad);
         return Ok(());
     }
-    // The upper half of the identifier finds the way back. As in the kernel, the program's datagram keeps its own: ibacm
-    // finds its request by the whole identifier.
+    // The upper half of the identifier finds the way back. As in the kernel, the program's datagram keeps its own:
+    // ibacm finds its request by the whole identifier.
     let back = port.reply_tid_prefix(agent);
     let tid = MadFields(mad).tid() & u64::from(u32::MAX) | u64::from(back) << 32;
     let mut sent = mad.to_vec();

@@ -1,5 +1,5 @@
-//! The functions that libibumad got in rdma-core 55 and 56. On XDR adapters, one device serves subnet management (SMI) and
-//! another the general services (GSI). Here a device serves both.
+//! The functions that libibumad got in rdma-core 55 and 56. On XDR adapters, one device serves subnet management (SMI)
+//! and another the general services (GSI). Here a device serves both.
 
 use std::ffi::{c_char, c_int};
 

@@ -1,8 +1,8 @@
 //! The Redis protocol (RESP) in front of a [`kv::store::Store`], for clients without RDMA. For example, `redis-cli` and
 //! `redis-benchmark` can access the data of RDMA clients.
 //!
-//! The layers: [`CommandDecoder`] and [`ReplyWriter`] implement the protocol without I/O. [`Session`] executes commands on a
-//! store. [`Listener`] and [`Connection`] carry the bytes. [`FrontEnd`] serves many connections in one thread.
+//! The layers: [`CommandDecoder`] and [`ReplyWriter`] implement the protocol without I/O. [`Session`] executes commands
+//! on a store. [`Listener`] and [`Connection`] carry the bytes. [`FrontEnd`] serves many connections in one thread.
 //!
 //! Each command is executed under the lock of its key's partition, and is atomic as in Redis. A command of several keys
 //! (`DEL`, `EXISTS`, `MGET`, `MSET`) is atomic for each key, not for all together. Values have at most 64 KiB. There is

@@ -53,8 +53,8 @@ pub(crate) struct ServedConnection {
     commands_wait_for_output: bool,
     /// True if the peer sends nothing more.
     peer_sends_no_more: bool,
-    /// True if replies are left that the socket had no room for. Only then are writable events requested, because a socket becomes
-    /// writable whenever its client reads.
+    /// True if replies are left that the socket had no room for. Only then are writable events requested, because a
+    /// socket becomes writable whenever its client reads.
     is_output_blocked: bool,
     /// True if the connection is polled, and its descriptors report no events.
     is_in_polled_set: bool,

@@ -71,8 +71,8 @@ pub struct ServerConfig {
     #[serde(skip_serializing_if = "is_default_region_scan")]
     #[serde(rename = "scan")]
     pub request_region_scan: RequestsPerClient,
-    /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides `ud_qps_per_worker`.
-    /// Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
+    /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides
+    /// `ud_qps_per_worker`. Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
     #[serde(rename = "split")]
     pub answer_qps_per_batch: usize,

@@ -16,8 +16,8 @@
 //! [`load`] generates requests and checks every value; [`history`] records what concurrent clients saw, for a
 //! linearizability checker.
 //!
-//! Another front end can use [`KvService::store`] from its own threads: partitions are locked for a batch of requests at a
-//! time. The crate `kv-resp` does so for the Redis protocol.
+//! Another front end can use [`KvService::store`] from its own threads: partitions are locked for a batch of requests
+//! at a time. The crate `kv-resp` does so for the Redis protocol.
 
 #![deny(unsafe_code)]
 

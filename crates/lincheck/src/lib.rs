@@ -7,8 +7,9 @@
 //!
 //! The register is that of a key-value store: it is empty, or holds a value with a version. Every change has a greater
 //! version than all before. A store may report no versions ([`OperationOutcome::FoundUnversioned`],
-//! [`OperationOutcome::UnversionedChangeAnswer`]): then only the values tell which write a read saw. An operation has an unknown
-//! outcome if its client died or gave up. Such an operation may have happened at any time after its call, or never.
+//! [`OperationOutcome::UnversionedChangeAnswer`]): then only the values tell which write a read saw. An operation has
+//! an unknown outcome if its client died or gave up. Such an operation may have happened at any time after its call, or
+//! never.
 //!
 //! [`check()`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
 //! 2017). It walks through calls and returns, and keeps all possible states of the register. An operation is executed

@@ -276,8 +276,8 @@ impl Endpoint {
 
     /// Receives packets without waiting and passes them to `take`; returns their number.
     ///
-    /// A call polls only the socket of the last packets for some turns, then all ready sockets, by one system call each.
-    /// So further packets may be waiting, even if the result is 0. In that case the descriptor is readable, and
+    /// A call polls only the socket of the last packets for some turns, then all ready sockets, by one system call
+    /// each. So further packets may be waiting, even if the result is 0. In that case the descriptor is readable, and
     /// [`ReceiveBuffers::is_last_socket_drained`] is false.
     ///
     /// Packets for other processes of the fabric are forwarded instead. Packets for QPN 1 are always passed to `take`.

@@ -1,7 +1,8 @@
 //! Sockets for RoCEv2 over UDP, without privilege.
 //!
-//! An [`Endpoint`] owns the UDP port of RoCEv2 at some addresses of this host. It sends the packets of a [`PacketBatch`] and
-//! passes received packets to a closure. It handles addresses, bytes and the slots of processes, but no queue pairs.
+//! An [`Endpoint`] owns the UDP port of RoCEv2 at some addresses of this host. It sends the packets of a
+//! [`PacketBatch`] and passes received packets to a closure. It handles addresses, bytes and the slots of processes,
+//! but no queue pairs.
 //!
 //! - [`batch`]: batches of packets to send, in bursts that the kernel segments (UDP GSO), with their ICRCs.
 //! - [`endpoint`]: the sockets, with send and receive.

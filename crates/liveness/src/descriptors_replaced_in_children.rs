@@ -1,8 +1,8 @@
 //! Descriptors that end with their process, although a forked child inherits them.
 //!
-//! A connection lasts as long as its socket is open, and a socket takes part in its group's packets as long. A child that
-//! inherited the socket would keep both after its parent has died. So the child replaces every such descriptor with
-//! `/dev/null`. The descriptor number stays in use, because the objects that own it still exist.
+//! A connection lasts as long as its socket is open, and a socket takes part in its group's packets as long. A child
+//! that inherited the socket would keep both after its parent has died. So the child replaces every such descriptor
+//! with `/dev/null`. The descriptor number stays in use, because the objects that own it still exist.
 
 use std::cell::RefCell;
 use std::io;

@@ -11,9 +11,9 @@ use rustix::net::sockopt::{
 /// Number of probes without an answer after which a connection ends.
 const MAX_UNANSWERED_PROBES: u32 = 3;
 
-/// Enables keepalive on a TCP socket. After `idle` without a packet from the peer, the kernel sends three probes, a third
-/// of `idle` apart, as Redis configures its sockets. Without an answer, calls on the socket fail with `ETIMEDOUT` after
-/// twice `idle`.
+/// Enables keepalive on a TCP socket. After `idle` without a packet from the peer, the kernel sends three probes, a
+/// third of `idle` apart, as Redis configures its sockets. Without an answer, calls on the socket fail with `ETIMEDOUT`
+/// after twice `idle`.
 ///
 /// `idle` is rounded down to whole seconds, and is 3 s at least.
 ///

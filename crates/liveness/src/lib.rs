@@ -1,6 +1,6 @@
-//! The lifetime of a process: whether it still runs, and which of its descriptors end with it. A pid alone does not tell,
-//! since it may be reused, so a process is known by its pid and start time. A peer on another host is known by its answers
-//! to probes of TCP ([`keepalive`]).
+//! The lifetime of a process: whether it still runs, and which of its descriptors end with it. A pid alone does not
+//! tell, since it may be reused, so a process is known by its pid and start time. A peer on another host is known by
+//! its answers to probes of TCP ([`keepalive`]).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

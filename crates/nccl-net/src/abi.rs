@@ -1,8 +1,8 @@
 //! NCCL's network plugin interface, versions 6 to 12, as Rust types.
 //!
-//! Source: the headers of NCCL's example plugin (`plugins/net/example/nccl/net_v6.h` to `net_v12.h`, NCCL 2.30). Their sizes and
-//! offsets are checked below. The macros also give the text of a C header, which the C program of `tests/driver` includes:
-//! see `c_header`.
+//! Source: the headers of NCCL's example plugin (`plugins/net/example/nccl/net_v6.h` to `net_v12.h`, NCCL 2.30). Their
+//! sizes and offsets are checked below. The macros also give the text of a C header, which the C program of
+//! `tests/driver` includes: see `c_header`.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 

@@ -1,7 +1,7 @@
 //! The range in which the real rate probably lies, and the smallest gain that the model can tell from none.
 //!
-//! Both come from the errors of predictions for published rates, in `data/errors.csv`. No number of a profile was fitted
-//! to the predicted rate (`predicted`), or the profile was fitted again without it (`left-out`). `verbatim paper
+//! Both come from the errors of predictions for published rates, in `data/errors.csv`. No number of a profile was
+//! fitted to the predicted rate (`predicted`), or the profile was fitted again without it (`left-out`). `verbatim paper
 //! --leave-one-out --csv` writes such a file.
 //!
 //! - *Ranges.* The error of a prediction is the logarithm of the published over the predicted rate. Of the `n` errors

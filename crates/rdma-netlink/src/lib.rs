@@ -1,5 +1,5 @@
-//! The RDMA netlink family (`NETLINK_RDMA`, `linux:include/uapi/rdma/rdma_netlink.h`) for a device that the kernel does not
-//! know: requests of clients such as `rdma(8)` of iproute2, and the kernel's answers.
+//! The RDMA netlink family (`NETLINK_RDMA`, `linux:include/uapi/rdma/rdma_netlink.h`) for a device that the kernel does
+//! not know: requests of clients such as `rdma(8)` of iproute2, and the kernel's answers.
 //!
 //! - [`build_answers()`]: from a datagram of a client to the datagrams of the kernel. It does no I/O.
 //! - [`sysfs`]: the devices as the files of sysfs describe them.

@@ -8,7 +8,8 @@ pub(crate) struct AddressList {
     free_list_fn: unsafe extern "C" fn(*mut rdma_addrinfo),
 }
 
-// SAFETY: no other code has the list (contract of `AddressList::new`), so it may move to another thread with this value.
+// SAFETY: no other code has the list (contract of `AddressList::new`), so it may move to another thread with this
+// value.
 unsafe impl Send for AddressList {}
 
 impl AddressList {

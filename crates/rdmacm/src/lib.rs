@@ -1,7 +1,7 @@
 //! Connection management for the software NIC: the functions of librdmacm, within a host and between hosts.
 //!
-//! [`abi`] contains librdmacm's entry points as C functions. They use the verbs of the provider that [`set_provider_finder`] sets,
-//! and the fabric's folder, in which processes find each other.
+//! [`abi`] contains librdmacm's entry points as C functions. They use the verbs of the provider that
+//! [`set_provider_finder`] sets, and the fabric's folder, in which processes find each other.
 //!
 //! # The layers, bottom up
 //!

@@ -234,8 +234,8 @@ impl PortFolder {
         }
     }
 
-    /// Records that the listener of a port is about to close, so that [`may_listen_soon`](Self::may_listen_soon) returns
-    /// true for a while.
+    /// Records that the listener of a port is about to close, so that [`may_listen_soon`](Self::may_listen_soon)
+    /// returns true for a while.
     pub(crate) fn record_listener_closing(&self, claim: &PortClaim) {
         if std::process::id() == self.process.pid() {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;

@@ -1,9 +1,9 @@
 //! The invariant CRC of a RoCEv2 frame (IBTA annex A17.3.3).
 //!
 //! The ICRC covers the IP header, the UDP header and everything from the BTH through the pad. Fields that routers
-//! change count as ones. With IPv4 these are TOS, TTL and header checksum. With IPv6 they are traffic class, flow label and
-//! hop limit. With both they are the UDP checksum, and the byte of the BTH in front of the destination queue pair. IPv4
-//! identification and flags are covered.
+//! change count as ones. With IPv4 these are TOS, TTL and header checksum. With IPv6 they are traffic class, flow label
+//! and hop limit. With both they are the UDP checksum, and the byte of the BTH in front of the destination queue pair.
+//! IPv4 identification and flags are covered.
 //!
 //! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so
 //! [`recover_identification_if_icrc_valid`] computes the only identification with which the ICRC is right. The cost:

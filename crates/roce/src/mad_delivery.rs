@@ -82,8 +82,8 @@ impl DeliveredMad {
     }
 }
 
-/// Returns the name of the socket on which the process in `slot` receives [`DeliveredMad`] datagrams: a Unix datagram socket
-/// in the fabric's folder `rdma_cm`.
+/// Returns the name of the socket on which the process in `slot` receives [`DeliveredMad`] datagrams: a Unix datagram
+/// socket in the fabric's folder `rdma_cm`.
 #[must_use]
 pub fn mad_socket_name(slot: u16) -> String {
     format!("{MAD_SOCKET_NAME_PREFIX}{slot}")

@@ -10,8 +10,8 @@ pub trait RpcHandler {
     /// The state that [`prepare_batch`](Self::prepare_batch) prepares for a batch.
     type BatchState;
 
-    /// Number of calls of [`prefetch_request_in_round`](Self::prefetch_request_in_round) for each request, in batches of more than one
-    /// request.
+    /// Number of calls of [`prefetch_request_in_round`](Self::prefetch_request_in_round) for each request, in batches
+    /// of more than one request.
     const PREFETCH_ROUNDS: usize = 0;
 
     /// Prepares the state for a batch of `requests` requests, before the first is handled.

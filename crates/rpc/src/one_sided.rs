@@ -182,8 +182,8 @@ impl OneSidedQueue {
         self.first_error.take().map_or(Ok(()), Err)
     }
 
-    /// Prepares a signaled READ into a slot's buffer. Its completion covers all work requests that were prepared before it.
-    /// Posts when the batch is full.
+    /// Prepares a signaled READ into a slot's buffer. Its completion covers all work requests that were prepared before
+    /// it. Posts when the batch is full.
     ///
     /// # Errors
     /// When `from` is `None` (outside of the server's memory), the buffer is too short, or posting fails.

@@ -47,8 +47,8 @@ pub(crate) struct BufferedUdQp {
     /// Largest datagram in bytes; `recv_buffer_stride_bytes`: the distance of receive buffers.
     mtu: usize,
     recv_buffer_stride_bytes: usize,
-    /// Number of posted send work requests; `completed_sends`: of completed ones. Their buffers are used in turn, since they
-    /// complete in order.
+    /// Number of posted send work requests; `completed_sends`: of completed ones. Their buffers are used in turn, since
+    /// they complete in order.
     posted_sends: u64,
     completed_sends: u64,
     max_outstanding_sends: u64,
@@ -144,8 +144,8 @@ impl BufferedUdQp {
         self.posted_sends - self.completed_sends < self.max_outstanding_sends
     }
 
-    /// Sends a datagram of two parts from the local address `from`. The send queue must have [room](Self::has_send_queue_room),
-    /// and the datagram must not exceed the [MTU](Self::mtu).
+    /// Sends a datagram of two parts from the local address `from`. The send queue must have
+    /// [room](Self::has_send_queue_room), and the datagram must not exceed the [MTU](Self::mtu).
     ///
     /// # Errors
     /// The error of making an address handle or of posting.
@@ -202,8 +202,8 @@ impl BufferedUdQp {
 
     fn destroy_address_handles(&mut self) {
         for (_, ah) in self.address_handles.drain() {
-            // SAFETY: made by `address_handle_or_create`. Posted work requests do not need it any more (`ibv_destroy_ah(3)` of the
-            // software NIC), and no other user exists.
+            // SAFETY: made by `address_handle_or_create`. Posted work requests do not need it any more
+            // (`ibv_destroy_ah(3)` of the software NIC), and no other user exists.
             unsafe { (self.device.verbs.ibv_destroy_ah)(ah) };
         }
     }

@@ -32,8 +32,8 @@ const EXTRA_CONTROL_RECEIVES: u16 = 2 * RESERVED_CONTROL_WRS;
 /// Largest number of bytes per WRITE: with shorter WRITEs, the receiver can start before the last byte has arrived.
 const MAX_WRITE_BYTES: usize = 65_536;
 
-/// Minimum number of work requests; `MIN_BUFFER_BYTES`: of bytes of a buffer. They leave room for control messages and for
-/// two halves of a buffer.
+/// Minimum number of work requests; `MIN_BUFFER_BYTES`: of bytes of a buffer. They leave room for control messages and
+/// for two halves of a buffer.
 const MIN_QUEUE_WRS: u16 = 16;
 const MIN_BUFFER_BYTES: usize = 4096;
 
@@ -91,7 +91,8 @@ pub(crate) struct Stream {
     /// Unused rest of the current target; `current_target_index`: the target's index.
     unused_rest_of_target: RemoteBuffer,
     current_target_index: usize,
-    /// Number of data messages sent; `first_forbidden_message_number`: the number of the first one that must not be sent yet.
+    /// Number of data messages sent; `first_forbidden_message_number`: the number of the first one that must not be
+    /// sent yet.
     sent_messages: u16,
     first_forbidden_message_number: u16,
     free_data_wrs: u16,

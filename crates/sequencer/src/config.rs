@@ -22,8 +22,9 @@ service::designs! {
         Rpc: "rpc", "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response", [rpc::herd::NEEDED_CAPABILITIES];
         /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
         RpcBatch: "rpc-batch", "HERD RPC, one atomic add and one doorbell a batch", [rpc::herd::NEEDED_CAPABILITIES];
-        /// As `RpcBatch`, with batches rotating over [`ServerConfig::ud_qps_per_worker`] UD queue pairs. Answers to concurrent
-        /// requests may overtake each other. A request that is sent after an answer arrived still gets a larger number.
+        /// As `RpcBatch`, with batches rotating over [`ServerConfig::ud_qps_per_worker`] UD queue pairs. Answers to
+        /// concurrent requests may overtake each other. A request that is sent after an answer arrived still gets a
+        /// larger number.
         RpcBatchMq: "rpc-batch-mq", "HERD RPC, batches rotate over several UD queue pairs", [rpc::herd::NEEDED_CAPABILITIES];
         /// Header-only UD SENDs in both directions: the client speculates on the upper four bytes.
         SpecS0: "spec-s0", "header-only UD SENDs both ways, speculating the upper 4 bytes",
@@ -95,7 +96,8 @@ pub struct ServerConfig {
     #[serde(rename = "scan")]
     pub request_region_scan: RequestsPerClient,
     /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
-    /// that divides `ud_qps_per_worker`. Each has its own doorbell. See [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
+    /// that divides `ud_qps_per_worker`. Each has its own doorbell. See
+    /// [`rpc::herd::BatchPolicy::answer_qps_per_batch`].
     #[serde(skip_serializing_if = "is_one")]
     #[serde(rename = "split")]
     pub qps_per_answer_batch: usize,

@@ -16,10 +16,10 @@
 //!
 //! The state file covers all numbers below the limit. A client takes its numbers without the server's CPU, so it can
 //! take one past the limit, but it must not *use* that number. A client READs the server's limit word over the same
-//! queue pair, and uses only numbers below that limit. For other numbers the client READs the word again until the limit
-//! exceeds the number. The server raises the word only after the state file is durable. So every used number is below
-//! the first number of a restarted server. Counter and limit live in the same process: a session that ends with the
-//! process discards its outstanding numbers unused.
+//! queue pair, and uses only numbers below that limit. For other numbers the client READs the word again until the
+//! limit exceeds the number. The server raises the word only after the state file is durable. So every used number is
+//! below the first number of a restarted server. Counter and limit live in the same process: a session that ends with
+//! the process discards its outstanding numbers unused.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

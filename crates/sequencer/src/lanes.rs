@@ -45,8 +45,8 @@ pub(crate) use spread::SpreadLane;
 pub(crate) struct LaneResults {
     /// One more than the largest number so far, over all sessions.
     pub(crate) one_past_largest_number: u64,
-    /// The value of `one_past_largest_number` at the start of the run. No request was outstanding then, so all new numbers are
-    /// at least this.
+    /// The value of `one_past_largest_number` at the start of the run. No request was outstanding then, so all new
+    /// numbers are at least this.
     pub(crate) one_past_largest_number_at_start: u64,
     pub(crate) received_number_count: u64,
     pub(crate) not_increasing_number_count: u64,

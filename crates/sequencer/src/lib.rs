@@ -20,8 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Layers: [`NumberSet`] and [`NumberChecker`] do no I/O. [`counter`] is the shared counter and its limits. [`state`] makes
-//! restarts safe. `worker` and `client` are the main loops.
+//! Layers: [`NumberSet`] and [`NumberChecker`] do no I/O. [`counter`] is the shared counter and its limits. [`state`]
+//! makes restarts safe. `worker` and `client` are the main loops.
 
 #![forbid(unsafe_code)]
 

@@ -302,8 +302,8 @@ struct NumberHandler<'c> {
     answers_header_only_if_guess_is_right: bool,
 }
 
-/// A range of numbers for a batch of requests. One atomic operation takes them all, or as many as remain below the counter's
-/// limit. The worker takes the others when the limit has been raised.
+/// A range of numbers for a batch of requests. One atomic operation takes them all, or as many as remain below the
+/// counter's limit. The worker takes the others when the limit has been raised.
 struct BatchNumbers {
     next_number: u64,
     remaining_numbers: u64,

@@ -19,8 +19,8 @@ const MAX_LINE_BYTES: u64 = 64 * 1024;
 /// Time that a client may take to send its message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time without a packet after which the kernel asks whether the peer's host still answers. The connection is silent while
-/// a client is connected, and a server frees the client's resources when the connection ends.
+/// Time without a packet after which the kernel asks whether the peer's host still answers. The connection is silent
+/// while a client is connected, and a server frees the client's resources when the connection ends.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 
 /// Answer of a server to a client's message.

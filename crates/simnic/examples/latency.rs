@@ -1,5 +1,5 @@
-//! The time of one READ between two simulated machines, by its payload and by the NIC. The times are virtual: they follow
-//! from the profile's numbers, and the same seed gives the same times.
+//! The time of one READ between two simulated machines, by its payload and by the NIC. The times are virtual: they
+//! follow from the profile's numbers, and the same seed gives the same times.
 //!
 //! ```sh
 //! cargo run -p verbatim-simnic --example latency

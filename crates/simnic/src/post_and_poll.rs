@@ -478,10 +478,9 @@ impl Simulation {
         Some(taken)
     }
 
-    /// Does the work of [`poll_cq`](Self::poll_cq) and returns true if the running thread, whose polls take `poll_time`, finds
-    /// nothing in the queue.
-    /// Otherwise it does nothing: a completion is visible, or events must run first. Most polls find nothing, because a
-    /// client polls the queue of each of its sessions.
+    /// Does the work of [`poll_cq`](Self::poll_cq) and returns true if the running thread, whose polls take
+    /// `poll_time`, finds nothing in the queue. Otherwise it does nothing: a completion is visible, or events must run
+    /// first. Most polls find nothing, because a client polls the queue of each of its sessions.
     #[inline(always)]
     pub(crate) fn poll_finds_nothing(&mut self, cq: u32, poll_time: Ps) -> bool {
         let clock = self.current_thread_clock;

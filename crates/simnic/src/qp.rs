@@ -52,7 +52,8 @@ pub(crate) struct Qp {
     /// Kind and shape of the work request that was posted last.
     pub(crate) last_posted_kind_and_cost: Option<(WorkRequestKind, u16)>,
     pub(crate) state: u32,
-    /// Number of slots of the send queue that hold a work request. The poll of a completion frees the slots up to its own.
+    /// Number of slots of the send queue that hold a work request. The poll of a completion frees the slots up to its
+    /// own.
     pub(crate) used_send_queue_slots: u32,
     pub(crate) next_posted_sequence: SequenceNumber,
     pub(crate) cap: abi::ibv_qp_cap,

@@ -34,7 +34,8 @@ pub(crate) struct SimulatedThread {
     pub(crate) coroutine: Option<Box<ThreadCoroutine>>,
     /// Further completion queues that the thread polled.
     pub(crate) further_polled_cqs: Vec<u32>,
-    /// The completion queue, the start and the end of the current wait in [`idle_polling`](crate::suspend_while_polling_cq).
+    /// The completion queue, the start and the end of the current wait in
+    /// [`idle_polling`](crate::suspend_while_polling_cq).
     pub(crate) polling_loop: PollingLoop,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A thread runs real code on a stack of its own, and verbs advance its clock. The effect of an event becomes visible
 //! one PCIe latency later. So a thread may be ahead of the events by that much, and is suspended only if it is further
-//! ahead or waits ([`suspend_while_idle`]). Events run on the stack of the caller of [`run_events`], which stays in the processor's
-//! cache, unlike the stacks of many threads.
+//! ahead or waits ([`suspend_while_idle`]). Events run on the stack of the caller of [`run_events`], which stays in the
+//! processor's cache, unlike the stacks of many threads.
 
 #![allow(unsafe_code)]
 
@@ -314,9 +314,9 @@ impl Simulation {
         }
     }
 
-    /// Polls on behalf of a thread that resumes in [`suspend_while_polling_cq`], and lets it wait again. Returns false if the
-    /// thread must run. With hundreds of clients, the state of a thread is in no cache, and most waits end without a
-    /// completion.
+    /// Polls on behalf of a thread that resumes in [`suspend_while_polling_cq`], and lets it wait again. Returns false
+    /// if the thread must run. With hundreds of clients, the state of a thread is in no cache, and most waits end
+    /// without a completion.
     fn poll_for_thread(&mut self, thread: u32) -> bool {
         let PollingLoop {
             cq,
@@ -541,9 +541,9 @@ pub fn suspend_while_polling_memory(misses: u32, memory: Option<u32>) -> u32 {
     ))
 }
 
-/// As [`suspend_while_polling_memory`], for a loop that only polls one completion queue, as it has done since the last call. The
-/// loop resumes when the queue may have a completion, or at `until_ns` in virtual time. `misses` does not include the
-/// latest poll.
+/// As [`suspend_while_polling_memory`], for a loop that only polls one completion queue, as it has done since the last
+/// call. The loop resumes when the queue may have a completion, or at `until_ns` in virtual time. `misses` does not
+/// include the latest poll.
 #[must_use]
 pub fn suspend_while_polling_cq(misses: u32, until_ns: u64) -> u32 {
     let waits = with_simulation(|world| {

@@ -1,4 +1,5 @@
-//! The C library's socket functions in front of crate `sockets`: `verbatim sockets` puts this library into `LD_PRELOAD`.
+//! The C library's socket functions in front of crate `sockets`: `verbatim sockets` puts this library into
+//! `LD_PRELOAD`.
 //!
 //! Each function does what the C library's does; the only difference is how the bytes of a connection go.
 #![allow(unsafe_code)]

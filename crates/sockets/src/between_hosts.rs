@@ -89,8 +89,9 @@ impl Conn {
         SendAttempt::Bytes(n)
     }
 
-    /// Demotes the outgoing direction, and sends the first plain bytes with the record. A peer that has closed answers the
-    /// record by a reset, and the send after that fails, which the program expects of its second send at the earliest.
+    /// Demotes the outgoing direction, and sends the first plain bytes with the record. A peer that has closed answers
+    /// the record by a reset, and the send after that fails, which the program expects of its second send at the
+    /// earliest.
     fn demote_with_bytes(
         &self,
         fd: c_int,
@@ -124,8 +125,8 @@ impl Conn {
         self.count_plain_send()
     }
 
-    /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready, and to TCP if RDMA has ended. The
-    /// caller holds the sending lock.
+    /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready, and to TCP if RDMA has ended.
+    /// The caller holds the sending lock.
     pub(crate) fn switch_path_to_other_host_if_due(
         &self,
         fd: c_int,
@@ -144,8 +145,8 @@ impl Conn {
         }
     }
 
-    /// Continues the change of this side's direction to RDMA, without waiting. Returns true if it has changed. The caller
-    /// holds the sending lock.
+    /// Continues the change of this side's direction to RDMA, without waiting. Returns true if it has changed. The
+    /// caller holds the sending lock.
     fn advance_change_to_rdma(&self, fd: c_int, tx: &mut Tx, link: &PageAndSide) -> bool {
         let has_peers_hello =
             |remote: &Arc<RemotePeer>| remote.load_mailbox_word(mailbox::HELLO) != 0;
@@ -155,8 +156,8 @@ impl Conn {
             && self.change_to_rdma(fd, tx, link)
     }
 
-    /// Tells the peer after how many bytes by TCP this side sends by RDMA. Returns true if this side does. The caller holds
-    /// the sending lock.
+    /// Tells the peer after how many bytes by TCP this side sends by RDMA. Returns true if this side does. The caller
+    /// holds the sending lock.
     fn change_to_rdma(&self, fd: c_int, tx: &mut Tx, link: &PageAndSide) -> bool {
         let Some(sender) = &mut tx.sender else {
             return false;
@@ -186,8 +187,8 @@ impl Conn {
         true
     }
 
-    /// Continues the change of this side's direction in a call that receives. The last step is left to a call that sends: a
-    /// peer that has closed does not take it, and its bytes must still be read. The caller holds `rx`.
+    /// Continues the change of this side's direction in a call that receives. The last step is left to a call that
+    /// sends: a peer that has closed does not take it, and its bytes must still be read. The caller holds `rx`.
     pub(crate) fn advance_change_to_rdma_in_receive(&self, link: &PageAndSide) {
         let dir = link.outgoing_words();
         if link.remote_peer.is_some() && dir.state.load(Ordering::Relaxed) == state::TCP {
@@ -246,8 +247,8 @@ impl Conn {
         }
     }
 
-    /// Waits until the peer sends plain bytes, for a program that will read by other means. Returns false if the peer does
-    /// not within `limit`.
+    /// Waits until the peer sends plain bytes, for a program that will read by other means. Returns false if the peer
+    /// does not within `limit`.
     pub(crate) fn wait_for_plain_bytes(&self, fd: c_int, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {
@@ -282,8 +283,8 @@ impl Conn {
         }
     }
 
-    /// Asks the peer for a wake byte, unless it has the request. Returns when the peer's host has it. If the host cannot be
-    /// reached, no further byte comes by RDMA.
+    /// Asks the peer for a wake byte, unless it has the request. Returns when the peer's host has it. If the host
+    /// cannot be reached, no further byte comes by RDMA.
     pub(crate) fn ask_other_host_for_wake(&self, remote: &RemotePeer, wait: AwaitedEvent) {
         let mut tx = lock(&self.tx);
         if !remote.must_ask_for_wake(wait) {
@@ -350,8 +351,8 @@ impl Conn {
         }
     }
 
-    /// Takes what the TCP stream has after the ring is empty: records, or after a demotion the bytes that have also come by
-    /// RDMA. The caller holds `rx` and the receiving lock, and `now` is the state that it found.
+    /// Takes what the TCP stream has after the ring is empty: records, or after a demotion the bytes that have also
+    /// come by RDMA. The caller holds `rx` and the receiving lock, and `now` is the state that it found.
     pub(crate) fn take_records_and_check_end(
         &self,
         fd: c_int,
@@ -409,8 +410,8 @@ impl Conn {
         }
     }
 
-    /// Takes the records of a stream that is about to be closed: the kernel would reset the connection if they were left.
-    /// Plain bytes that follow are those of another process that has the descriptor.
+    /// Takes the records of a stream that is about to be closed: the kernel would reset the connection if they were
+    /// left. Plain bytes that follow are those of another process that has the descriptor.
     pub(crate) fn take_last_records(&self, fd: c_int, link: &PageAndSide, ring: Option<&Ring>) {
         let Some(remote) = &link.remote_peer else {
             return;
@@ -496,8 +497,8 @@ impl Conn {
         tx.sender = None;
     }
 
-    /// Sends a wake byte, if the receiver wants one after this send. The caller holds the sending lock, and the receiver's
-    /// host has the bytes.
+    /// Sends a wake byte, if the receiver wants one after this send. The caller holds the sending lock, and the
+    /// receiver's host has the bytes.
     fn wake_receiver_if_wanted(&self, dir: &DirectionWords<'_>, fd: c_int) {
         fence(Ordering::SeqCst);
         let one_less = |wakes: u64| wakes.checked_sub(1);

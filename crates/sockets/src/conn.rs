@@ -1,10 +1,10 @@
 //! A TCP connection, which begins on TCP, changes to RDMA, and can be demoted to TCP.
 //!
-//! The kernel's connection stays open underneath. Both ends find one [page](crate::connection_page) by the two addresses. When
-//! both have connected their queue pairs, each direction changes to RDMA at a byte that the sender writes into the
-//! page. From then on, the TCP stream carries wake bytes, which are counted, until the direction is demoted; then plain
-//! bytes follow again. Because all bytes are counted, the stream needs no markers, and bytes of one kind cannot be
-//! taken for another.
+//! The kernel's connection stays open underneath. Both ends find one [page](crate::connection_page) by the two
+//! addresses. When both have connected their queue pairs, each direction changes to RDMA at a byte that the sender
+//! writes into the page. From then on, the TCP stream carries wake bytes, which are counted, until the direction is
+//! demoted; then plain bytes follow again. Because all bytes are counted, the stream needs no markers, and bytes of one
+//! kind cannot be taken for another.
 //!
 //! Between hosts each end has a page of its own, and the stream has records in place of counted wake bytes
 //! ([`crate::remote_peer`], `between_hosts.rs`).
@@ -222,8 +222,8 @@ impl Conn {
             .fetch_max(CALLS_BEFORE_SETUP, Ordering::Relaxed);
     }
 
-    /// Returns true if the kernel's stream has a byte, has ended or has failed. The kernel reports a failure once: it is
-    /// kept for the program's next read.
+    /// Returns true if the kernel's stream has a byte, has ended or has failed. The kernel reports a failure once: it
+    /// is kept for the program's next read.
     pub(crate) fn kernel_stream_has_byte_end_or_error(&self, fd: i32) -> bool {
         let before = real_libc::errno();
         let has = real_libc::peek_byte(fd, libc::MSG_DONTWAIT) >= 0 || self.keep_error();
@@ -362,8 +362,8 @@ impl Conn {
         }
     }
 
-    /// Sends a wake byte; the caller holds the direction's sending lock. Returns false if the byte could not be sent. The
-    /// kernel reports an error of the socket once: it is kept for the program.
+    /// Sends a wake byte; the caller holds the direction's sending lock. Returns false if the byte could not be sent.
+    /// The kernel reports an error of the socket once: it is kept for the program.
     pub(crate) fn send_wake_byte(&self, wakes: &AtomicU64, fd: i32) -> bool {
         let before = real_libc::errno();
         // The byte is counted first, because the receiver never takes more bytes than are counted.
@@ -468,8 +468,8 @@ impl Conn {
         self.is_shared.load(Ordering::Relaxed) || real_libc::has_children()
     }
 
-    /// Gives up the parent's queue pairs; called in a forked child. Returns false if a thread of the parent was inside a call:
-    /// the object cannot be used any more.
+    /// Gives up the parent's queue pairs; called in a forked child. Returns false if a thread of the parent was inside
+    /// a call: the object cannot be used any more.
     pub(crate) fn after_fork_in_child(&self) -> bool {
         // The child has only the thread that forked.
         self.data_sleeper_count.store(0, Ordering::SeqCst);
@@ -517,8 +517,8 @@ impl Drop for TcpCall<'_> {
     }
 }
 
-/// Takes the wake bytes of a stream that is about to be closed: the kernel would reset the connection if they were left.
-/// Another process that has the descriptor may be receiving.
+/// Takes the wake bytes of a stream that is about to be closed: the kernel would reset the connection if they were
+/// left. Another process that has the descriptor may be receiving.
 fn discard_wake_bytes(fd: i32, incoming: &DirectionWords<'_>) {
     let _held = incoming.lock_receiving();
     let mut read = incoming.wake_bytes_taken.load(Ordering::Relaxed);

@@ -304,7 +304,8 @@ impl Epoll {
         c_int::try_from(kept - found).unwrap_or(0)
     }
 
-    /// Translates the kernel's `n` events into the program's, and returns their number. Returns an `n` below 1 unchanged.
+    /// Translates the kernel's `n` events into the program's, and returns their number. Returns an `n` below 1
+    /// unchanged.
     fn translate_kernel_events(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
         if n <= 0 {
             return n;
@@ -535,8 +536,8 @@ impl Watched {
     }
 }
 
-/// An epoll instance that another one watches. A thread that sleeps in the outer instance is also a sleeper of the inner
-/// one: its connections ask their peers for wake bytes.
+/// An epoll instance that another one watches. A thread that sleeps in the outer instance is also a sleeper of the
+/// inner one: its connections ask their peers for wake bytes.
 struct NestedEpoll {
     fd: c_int,
     epoll: &'static Epoll,

@@ -1,9 +1,9 @@
 //! The locks of this library at a `fork(2)`.
 //!
-//! A child has no thread but the one that forked, so a lock that another thread of the parent holds is never released there.
-//! The locks of the table and of the epoll instances are held for moments, so [`before_fork`] takes them. A thread may hold
-//! the locks of a connection for as long as a WRITE to another host takes. Such a connection gets a new object in the child
-//! ([`after_fork_in_child`]).
+//! A child has no thread but the one that forked, so a lock that another thread of the parent holds is never released
+//! there. The locks of the table and of the epoll instances are held for moments, so [`before_fork`] takes them. A
+//! thread may hold the locks of a connection for as long as a WRITE to another host takes. Such a connection gets a new
+//! object in the child ([`after_fork_in_child`]).
 
 use std::cell::RefCell;
 use std::sync::MutexGuard;
@@ -13,8 +13,8 @@ use crate::descriptor_table::{self, PoolGuards};
 use crate::epoll::{Epoll, WatchedGuard};
 use crate::{connection_page, nic, peer_lookup};
 
-/// The pause between two attempts to take the locks, and the number of attempts. A thread that forks in a handler of a signal
-/// may itself hold one of them: then the child does without.
+/// The pause between two attempts to take the locks, and the number of attempts. A thread that forks in a handler of a
+/// signal may itself hold one of them: then the child does without.
 const PAUSE: Duration = Duration::from_millis(1);
 const ATTEMPTS: u32 = 200;
 
@@ -80,7 +80,8 @@ pub fn after_fork_in_child() {
         if !conn.after_fork_in_child()
             && let Some(new) = descriptor_table::renew_conn(fd, conn)
         {
-            // Its first call looks for the connection's page, as that of a process that got the descriptor in a message.
+            // Its first call looks for the connection's page, as that of a process that got the descriptor in a
+            // message.
             new.mark_shared();
             renewed.push((conn, new));
         }

@@ -23,8 +23,8 @@ pub(crate) const MAX_UNACKNOWLEDGED_BYTES: usize = 4 * STAGING_BUFFER_BYTES;
 /// Largest payload that is sent inline, if the device supports it.
 const MAX_INLINE_BYTES: u32 = 512;
 const SEND_QUEUE_WRS: u32 = 128;
-/// The code of the ACK timeout between hosts: 268 ms, and 2.1 s with all retries. A process that gets no processor for that
-/// long goes back to TCP. Lost packets are sent again sooner, by the measured round trip.
+/// The code of the ACK timeout between hosts: 268 ms, and 2.1 s with all retries. A process that gets no processor for
+/// that long goes back to TCP. Lost packets are sent again sooner, by the measured round trip.
 const ACK_TIMEOUT_CODE_BETWEEN_HOSTS: u8 = 16;
 /// The port of the device.
 const PORT_NUM: u8 = 1;
@@ -254,8 +254,8 @@ impl Nic {
         });
     }
 
-    /// Creates a queue pair that can be connected. Between hosts `address` is this end's, from which its packets leave if
-    /// a GID has it.
+    /// Creates a queue pair that can be connected. Between hosts `address` is this end's, from which its packets leave
+    /// if a GID has it.
     pub(crate) fn create_unconnected_qp(
         &self,
         address: Option<IpAddr>,
@@ -375,8 +375,8 @@ impl Sender {
         result
     }
 
-    /// WRITEs as [`write`](Self::write) does, to a peer on another host: at most [`MAX_UNACKNOWLEDGED_BYTES`]. Returns an
-    /// error if `has_ended` returns true.
+    /// WRITEs as [`write`](Self::write) does, to a peer on another host: at most [`MAX_UNACKNOWLEDGED_BYTES`]. Returns
+    /// an error if `has_ended` returns true.
     ///
     /// # Errors
     /// The queue pair is of no use any more. The peer may have some of the bytes, or all.
@@ -476,8 +476,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Copies the first `len` bytes, at most [`STAGING_BUFFER_BYTES`], into a stage, and posts WRITEs of them and of the new
-    /// tail. The stage is the caller's alone, and is in use until the WRITEs have completed.
+    /// Copies the first `len` bytes, at most [`STAGING_BUFFER_BYTES`], into a stage, and posts WRITEs of them and of
+    /// the new tail. The stage is the caller's alone, and is in use until the WRITEs have completed.
     fn post_staged(
         &mut self,
         stage: &MemoryRegion,
@@ -488,8 +488,8 @@ impl Sender {
     ) -> io::Result<()> {
         let mut at = 0;
         for (piece, piece_len) in from.pieces(0, len) {
-            // SAFETY: the program's buffer and the stage, which is the caller's alone, have so many bytes; no WR that names
-            // the stage is outstanding.
+            // SAFETY: the program's buffer and the stage, which is the caller's alone, have so many bytes; no WR that
+            // names the stage is outstanding.
             unsafe { std::ptr::copy_nonoverlapping(piece, stage.as_mut_ptr().add(at), piece_len) };
             at += piece_len;
         }
@@ -515,9 +515,9 @@ impl Sender {
             .rdma_write(Inline(&tail.to_ne_bytes()), self.peer_ring);
     }
 
-    /// Posts the list, followed by a WRITE of the new tail, and waits for the completion. On this host the WRITEs are done
-    /// when they are posted, unless the process with the peer's queue pair has ended. Its child may have the connection,
-    /// and gets the bytes by TCP.
+    /// Posts the list, followed by a WRITE of the new tail, and waits for the completion. On this host the WRITEs are
+    /// done when they are posted, unless the process with the peer's queue pair has ended. Its child may have the
+    /// connection, and gets the bytes by TCP.
     fn post_with_new_tail_and_wait(&mut self, tail: u64) -> io::Result<()> {
         self.add_tail_write_to_postlist(tail);
         self.post_postlist(true)?;

@@ -175,8 +175,8 @@ pub fn take_kept_errno(fd: c_int) -> Option<c_int> {
     descriptor_table::find_conn(fd)?.take_kept_errno()
 }
 
-/// Returns true if bytes precede the mark of urgent data (`SIOCATMARK`) of which the kernel does not know. Takes the wake
-/// bytes before the mark.
+/// Returns true if bytes precede the mark of urgent data (`SIOCATMARK`) of which the kernel does not know. Takes the
+/// wake bytes before the mark.
 #[must_use]
 pub fn has_bytes_before_mark_unknown_to_kernel(fd: c_int) -> bool {
     descriptor_table::find_conn(fd).is_some_and(|conn| {

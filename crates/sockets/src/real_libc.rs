@@ -194,8 +194,8 @@ pub(crate) fn reset_connection(fd: c_int) {
     unsafe { connect(fd, &raw const nowhere, len) };
 }
 
-/// Copies the next bytes of the stream without taking them and without waiting. Returns their number, 0 at the end of the
-/// stream, and -1 with `errno` on an error.
+/// Copies the next bytes of the stream without taking them and without waiting. Returns their number, 0 at the end of
+/// the stream, and -1 with `errno` on an error.
 pub(crate) fn peek_bytes(fd: c_int, to: &mut [u8]) -> ssize_t {
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: `to` has room for so many bytes.

@@ -1,7 +1,7 @@
 //! The peer of a connection between hosts: the mailbox that it writes, and the requests that it has.
 //!
-//! Each end has a page of its own. The words that only the peer knows arrive by RDMA WRITE in the first page of the ring's
-//! slot, the mailbox. The TCP stream carries records once the direction has changed to RDMA.
+//! Each end has a page of its own. The words that only the peer knows arrive by RDMA WRITE in the first page of the
+//! ring's slot, the mailbox. The TCP stream carries records once the direction has changed to RDMA.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -94,7 +94,8 @@ pub(crate) struct RemotePeer {
     pub(crate) own_addr: SocketAddr,
     pub(crate) peer_addr: SocketAddr,
     mailbox: OnceLock<Ring>,
-    /// The descriptor at which the connection was set up. Another one may have this number by now: it only shortens waits.
+    /// The descriptor at which the connection was set up. Another one may have this number by now: it only shortens
+    /// waits.
     pub(crate) setup_fd: AtomicI32,
     /// At most the number of wake bytes that the peer will still send for data, or that have not been taken.
     max_pending_data_wakes: AtomicU64,
@@ -123,8 +124,8 @@ const MAX_QUESTIONS_TO_UNKNOWN_PEER: u32 = 16;
 const MAX_LOOKUP_PAUSE: Duration = Duration::from_millis(256);
 /// The time after which a request for room is repeated, to notice a peer that has vanished.
 const ROOM_REQUEST_REPEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Number of wake bytes that a request asks for. A request costs a round trip, and a wake byte that nobody needs a system
-/// call at each end.
+/// Number of wake bytes that a request asks for. A request costs a round trip, and a wake byte that nobody needs a
+/// system call at each end.
 pub(crate) const WAKES_PER_REQUEST: u64 = 32;
 /// Number of wake bytes that lie in the stream if this side does not sleep.
 const UNNEEDED_WAKES_BEFORE_SINGLE_REQUESTS: u64 = 8;

@@ -61,8 +61,8 @@ const NOBODY: usize = 0;
 /// The visiting thread, or [`NOBODY`].
 static BIAS_PRESERVING_THREAD: AtomicUsize = AtomicUsize::new(NOBODY);
 
-/// A visit that leaves the bias of locks as it was. While this value lives, the thread that began it restores the bias of
-/// each lock that it takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for
+/// A visit that leaves the bias of locks as it was. While this value lives, the thread that began it restores the bias
+/// of each lock that it takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for
 /// reasons that do not concern the biased thread. It costs a barrier each time.
 pub(crate) struct BiasPreservingVisit(());
 

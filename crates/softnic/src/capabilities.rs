@@ -17,7 +17,8 @@ use crate::device::{
     MAX_SGE, MAX_SRQ_SGE, MAX_SRQ_WR,
 };
 
-/// The environment variable that restricts the capabilities of the device: [`DeviceCapabilities`] in their written form.
+/// The environment variable that restricts the capabilities of the device: [`DeviceCapabilities`] in their written
+/// form.
 pub const CAPABILITIES_VAR: &str = "VERBATIM_CAPABILITIES";
 
 /// The wire protocol that a device reports, `transport_type` of `ibv_get_device_list(3)`. It does not change the wire

@@ -64,8 +64,8 @@ pub const ROCE_UDP_PORT: u16 = roce::UDP_PORT;
 /// Bytes of the receive buffer that a socket asks for.
 pub const RECEIVE_BUFFER_BYTES: usize = link::DEFAULT_BUFFER_BYTES;
 
-/// Looks at the way by packets of a port of this process: that of `device` (from 0) with the number `port_num` (from 1).
-/// The process joins the fabric.
+/// Looks at the way by packets of a port of this process: that of `device` (from 0) with the number `port_num` (from
+/// 1). The process joins the fabric.
 ///
 /// # Errors
 /// There is no software NIC in this process or no such port, or the fabric's folder cannot be used.

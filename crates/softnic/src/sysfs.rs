@@ -34,12 +34,13 @@ pub fn uverbs_names(files: &[SysfsFile]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Returns the files of the devices below `/sys`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
-/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`. Arguments that are `None` are read from the environment.
+/// Returns the files of the devices below `/sys`, in the form that
+/// `linux:Documentation/ABI/stable/sysfs-class-infiniband` describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`.
+/// Arguments that are `None` are read from the environment.
 ///
-/// Empty entries of the GID table have no file here; the kernel has files of zeroes. `counters` of every port is a link to
-/// a folder with its counters in the fabric's folder, and `hw_counters` of every Ethernet port is another. The function
-/// creates these folders if necessary, and leaves out the links to those that it cannot create.
+/// Empty entries of the GID table have no file here; the kernel has files of zeroes. `counters` of every port is a link
+/// to a folder with its counters in the fabric's folder, and `hw_counters` of every Ethernet port is another. The
+/// function creates these folders if necessary, and leaves out the links to those that it cannot create.
 ///
 /// # Errors
 /// If `link_layer` or a setting of the environment is malformed, or the host's addresses cannot be read.
@@ -87,8 +88,8 @@ fn traffic_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
     })
 }
 
-/// Returns the link to the folder with the packet counters of a port; `None` if the port is not an Ethernet port, or the
-/// folder cannot be made.
+/// Returns the link to the folder with the packet counters of a port; `None` if the port is not an Ethernet port, or
+/// the folder cannot be made.
 fn counter_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
     if port.link_layer != LinkLayer::Ethernet {
         return None;

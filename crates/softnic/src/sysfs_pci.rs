@@ -12,8 +12,8 @@ use crate::device::{Device, LinkLayer};
 use crate::identity::Identity;
 use crate::sysfs_file::{SysfsContent, SysfsFile};
 
-/// The PCI domain of the functions, as in their addresses. Firmware numbers domains from 0 on, so that no machine has so
-/// many; addresses of five digits, as behind Intel's VMD, are not understood by NCCL.
+/// The PCI domain of the functions, as in their addresses. Firmware numbers domains from 0 on, so that no machine has
+/// so many; addresses of five digits, as behind Intel's VMD, are not understood by NCCL.
 const PCI_DOMAIN: &str = "fffe";
 
 /// The address of the function behind device `number`.
@@ -39,8 +39,8 @@ struct PciIds {
 
 impl PciIds {
     fn from_device(device: &Device, identity: &Identity) -> Self {
-        // Mellanox' driver reports an OUI to the verbs, other drivers their PCI vendor (pci.ids). No vendor has 0xffff, as
-        // none has the OUI ff:ff:ff.
+        // Mellanox' driver reports an OUI to the verbs, other drivers their PCI vendor (pci.ids). No vendor has 0xffff,
+        // as none has the OUI ff:ff:ff.
         let vendor = match identity.vendor_id {
             MELLANOX_OUI => 0x15b3,
             other => u16::try_from(other).unwrap_or(0xffff),
@@ -83,8 +83,8 @@ const MAX_CPUS: usize = 8192;
 /// Lines of `resource`: the six BARs and the ROM, and those of bridges.
 const RESOURCE_LINES: usize = 13;
 
-/// Returns the files of the function behind a device, with the links to it. The function is on no NUMA node (`-1`), and near
-/// all processors.
+/// Returns the files of the function behind a device, with the links to it. The function is on no NUMA node (`-1`), and
+/// near all processors.
 pub(crate) fn pci_function_files(device: &Device, identity: &Identity) -> Vec<SysfsFile> {
     let at = pci_function_folder(device.number);
     let (address, number) = (pci_address(device.number), device.number);

@@ -179,8 +179,8 @@ impl RdmaStream {
         self.connection.failure().cloned()
     }
 
-    /// Waits for received bytes. Returns false at the end of the stream. A task that has used up its budget in the runtime
-    /// yields first, although bytes may have been received.
+    /// Waits for received bytes. Returns false at the end of the stream. A task that has used up its budget in the
+    /// runtime yields first, although bytes may have been received.
     fn poll_for_received_bytes(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let budget = ready!(coop::poll_proceed(cx));
         let unread = loop {
@@ -293,8 +293,8 @@ impl RdmaStream {
         self.poll_write_until_some_bytes(cx, |connection| connection.write_bytes(bytes))
     }
 
-    /// Posts the flush marker if possible. Returns true if the peer's NIC has received all sent bytes, or the stream has
-    /// failed.
+    /// Posts the flush marker if possible. Returns true if the peer's NIC has received all sent bytes, or the stream
+    /// has failed.
     fn try_flush(&mut self) -> bool {
         self.flush_marker_posted = self.flush_marker_posted || self.connection.post_flush_marker();
         self.flush_marker_posted && self.connection.is_flushed_or_failed()
@@ -336,8 +336,8 @@ impl RdmaStream {
         }
     }
 
-    /// Blocks until the peer's NIC has received all sent bytes, or `timeout` has passed. No runtime drives this function, so
-    /// it polls. Other streams use the completion channel, too, so it cannot sleep there.
+    /// Blocks until the peer's NIC has received all sent bytes, or `timeout` has passed. No runtime drives this
+    /// function, so it polls. Other streams use the completion channel, too, so it cannot sleep there.
     fn flush_without_runtime(&mut self, timeout: Duration) {
         let begun = Instant::now();
         let (mut pause, longest) = FIRST_AND_MAX_FLUSH_POLL_PAUSE;
@@ -362,7 +362,8 @@ impl RdmaStream {
 impl Drop for RdmaStream {
     fn drop(&mut self) {
         if self.connection.may_lack_sent_bytes() {
-            // The task of a dropped stream has ended without success at its deadline, and must not block its thread then.
+            // The task of a dropped stream has ended without success at its deadline, and must not block its thread
+            // then.
             let until_deadline = self.delivery_deadline.map_or(Duration::ZERO, |deadline| {
                 deadline.saturating_duration_since(Instant::now())
             });
@@ -370,8 +371,8 @@ impl Drop for RdmaStream {
             self.flush_without_runtime(DROP_FLUSH_TIMEOUT.min(until_deadline).min(allowed));
             self.failure();
         }
-        // End the TCP connection before the queue pair is destroyed: the peer checks this connection when its work requests
-        // fail.
+        // End the TCP connection before the queue pair is destroyed: the peer checks this connection when its work
+        // requests fail.
         tcp_beside_rdma::shut_down_or_reset(&self.tcp, self.connection.may_lack_sent_bytes());
     }
 }

@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 const MIN_LIMIT_BYTES: usize = 128;
 const MAX_LIMIT_BYTES: usize = 8192;
 
-/// A task that takes this time or longer for [`MAX_LIMIT_BYTES`] bytes handles its bytes slowly. tonic takes some 50 µs to
-/// 400 µs, since it decodes messages of 100 bytes. A program that copies its bytes takes less than 5 µs.
+/// A task that takes this time or longer for [`MAX_LIMIT_BYTES`] bytes handles its bytes slowly. tonic takes some 50 µs
+/// to 400 µs, since it decodes messages of 100 bytes. A program that copies its bytes takes less than 5 µs.
 const SLOW_HANDLING_TIME: Duration = Duration::from_micros(16);
 
-/// Number of reads after which a write no longer counts as their answer, and number of further reads after which the limit
-/// doubles.
+/// Number of reads after which a write no longer counts as their answer, and number of further reads after which the
+/// limit doubles.
 const READS_BEFORE_LIMIT_DOUBLES: u32 = 4;
 
 /// Limits how much a task reads at once, so that the two sides of a stream work at the same time.
 ///
-/// If a server reads 64 requests at once, it decodes all of them, then handles all of them, then writes all answers. Its
-/// client waits meanwhile, and then treats the answers in the same way, so only one side works at a time. With this limit
-/// the task yields after some requests. The tasks that handle these requests run, and their answers leave, while further
-/// requests are still unread.
+/// If a server reads 64 requests at once, it decodes all of them, then handles all of them, then writes all answers.
+/// Its client waits meanwhile, and then treats the answers in the same way, so only one side works at a time. With this
+/// limit the task yields after some requests. The tasks that handle these requests run, and their answers leave, while
+/// further requests are still unread.
 ///
-/// This pays for a program that answers, and that takes long for few bytes. So the limit halves after a read whose bytes
-/// the task has handled slowly, if the program has written since one of the last four reads. It doubles after four reads
-/// in a row for which this does not hold.
+/// This pays for a program that answers, and that takes long for few bytes. So the limit halves after a read whose
+/// bytes the task has handled slowly, if the program has written since one of the last four reads. It doubles after
+/// four reads in a row for which this does not hold.
 pub(crate) struct ReadLimit {
     limit_bytes: usize,
     /// Number of reads since the last write.
@@ -48,8 +48,8 @@ impl ReadLimit {
         self.reads_without_write = 0;
     }
 
-    /// Records that the task reads again. Returns true if the task must yield first. `now` is called only if the task has
-    /// read since the last call.
+    /// Records that the task reads again. Returns true if the task must yield first. `now` is called only if the task
+    /// has read since the last call.
     pub(crate) fn must_yield(&mut self, now: impl FnOnce() -> Instant) -> bool {
         let Some((read_at, bytes)) = self.last_read.take() else {
             return false;

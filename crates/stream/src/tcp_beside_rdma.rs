@@ -11,8 +11,8 @@ use rustix::net::{RecvFlags, Shutdown, recv, shutdown, sockopt};
 
 use crate::error::StreamError;
 
-/// Time without a packet after which the kernel asks whether the peer's host still answers. An idle stream sends nothing,
-/// and an idle queue pair does not notice that its peer is gone.
+/// Time without a packet after which the kernel asks whether the peer's host still answers. An idle stream sends
+/// nothing, and an idle queue pair does not notice that its peer is gone.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 
 /// Sets the options of a connection, before the handshake. The connection may become one by plain TCP.

@@ -3,8 +3,8 @@
 //! One switch connects all ports. The port with the smallest LID runs the subnet manager and the subnet administration.
 //! [`Subnet::answer_request`] answers requests to all of these agents; it has no state and never waits.
 //!
-//! Layouts are those of the InfiniBand Architecture Specification, volume 1 (IBTA). `linux:` and `rdma-core:` name files
-//! of those projects.
+//! Layouts are those of the InfiniBand Architecture Specification, volume 1 (IBTA). `linux:` and `rdma-core:` name
+//! files of those projects.
 
 mod answering_agent;
 #[cfg(any(test, fuzzing))]

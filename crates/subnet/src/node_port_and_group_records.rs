@@ -1,4 +1,5 @@
-//! The records of the subnet administration but those of paths: nodes, ports, tables of the switch, groups (IBTA 15.2.5).
+//! The records of the subnet administration but those of paths: nodes, ports, tables of the switch, groups (IBTA
+//! 15.2.5).
 
 use crate::mad::{put_bytes, store_low_bytes};
 use crate::path_records::{

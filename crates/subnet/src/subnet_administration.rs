@@ -44,8 +44,8 @@ pub(crate) fn answer_sa_request(subnet: &Subnet, request: &[u8]) -> Vec<u8> {
         (method::GET, attribute::CLASS_PORT_INFO) => class_port_info(request),
         (method::SET, attribute::MULTICAST_MEMBER) => answer_group_join(request),
         (method::DELETE, attribute::MULTICAST_MEMBER) => request_copy_as_response(request, 0),
-        // A subscription to traps, as srp_daemon has one. Ports, links and the switch of this subnet stay as they are, so
-        // that no trap follows.
+        // A subscription to traps, as srp_daemon has one. Ports, links and the switch of this subnet stay as they are,
+        // so that no trap follows.
         (method::SET, attribute::INFORM_INFO) => request_copy_as_response(request, 0),
         (method::GET | method::GET_TABLE, attribute) => {
             match records_of_attribute(subnet, request, attribute) {

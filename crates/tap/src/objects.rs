@@ -172,8 +172,8 @@ pub(crate) struct QpThread {
     /// Key and index of the kind of work requests that was counted last.
     pub(crate) last_sent_kind_key: AtomicU64,
     pub(crate) last_sent_kind_index: AtomicU64,
-    /// The [`RequestPattern`](crate::send_work_request::RequestPattern) of the last post; a post with an equal pattern is a
-    /// repetition.
+    /// The [`RequestPattern`](crate::send_work_request::RequestPattern) of the last post; a post with an equal pattern
+    /// is a repetition.
     pub(crate) last_post_opcode_and_sges: AtomicU64,
     pub(crate) last_post_flags_and_bytes: AtomicU64,
     pub(crate) last_received_kind_key: AtomicU64,

@@ -1,4 +1,5 @@
-//! Tensors between processes, by key: a receiver asks, and the sender WRITEs from the source straight into the destination.
+//! Tensors between processes, by key: a receiver asks, and the sender WRITEs from the source straight into the
+//! destination.
 //!
 //! The design is TensorFlow's. A receiver asks for a tensor by key and step. It says where the tensor is to go, by
 //! address and R_Key, and what it takes the tensor to be, by element type and shape. The sender compares. If the tensor
@@ -12,8 +13,8 @@
 //! - [`Tensor`], [`TensorMeta`], [`DType`]: a tensor in registered memory, and what it is.
 //! - [`PeerMessage`], [`ConnectionWindows`], [`OutstandingRequests`], [`TensorCatalogue`], [`stripes`]: the protocol; pure.
 //!
-//! A peer that dies is an error. The queue pairs of a connection are destroyed before any memory that its peer may write is
-//! freed, so no WRITE comes into memory that somebody else has by then.
+//! A peer that dies is an error. The queue pairs of a connection are destroyed before any memory that its peer may
+//! write is freed, so no WRITE comes into memory that somebody else has by then.
 
 #![forbid(unsafe_code)]
 

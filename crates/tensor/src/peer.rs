@@ -40,7 +40,8 @@ pub struct Config {
     pub nic: NicConfig,
     /// The TCP address where others find it, such as `127.0.0.1:0`; nobody does if `None`.
     pub listen_address: Option<String>,
-    /// Queue pairs that large tensors are striped over, 1 to [`DATA_QUEUE_PAIRS_MAX`]; of connections that this side opens.
+    /// Queue pairs that large tensors are striped over, 1 to [`DATA_QUEUE_PAIRS_MAX`]; of connections that this side
+    /// opens.
     pub data_queue_pair_count: usize,
     /// Bytes of tensors that others may store here; 0: they may not. As many bytes again may be on their way.
     pub peer_store_capacity_bytes: u64,
@@ -276,8 +277,8 @@ impl ConnectedPeer {
         self.start_operation(name.clone(), CallerRequest::Get(name, wait, into))
     }
 
-    /// Stores a tensor there. Its bytes must not change before that is done or cancelled. The operation fails if the peer has published
-    /// a tensor of this name.
+    /// Stores a tensor there. Its bytes must not change before that is done or cancelled. The operation fails if the
+    /// peer has published a tensor of this name.
     ///
     /// # Errors
     /// When the connection has ended, or too much is outstanding.
@@ -356,7 +357,8 @@ impl Operation {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the outcome; for ever without a timeout. When time has passed the operation is [cancelled](Self::cancel).
+    /// Waits for the outcome; for ever without a timeout. When time has passed the operation is
+    /// [cancelled](Self::cancel).
     ///
     /// # Errors
     /// The errors of the operation, and [`Error::Timeout`].
@@ -398,8 +400,8 @@ impl Operation {
         self.pending_operation.take_outcome()
     }
 
-    /// The caller wants no outcome any more. After the call no peer writes into memory that was given. None reads a tensor
-    /// that was to be stored: the peer stores all bytes as they are now, or nothing.
+    /// The caller wants no outcome any more. After the call no peer writes into memory that was given. None reads a
+    /// tensor that was to be stored: the peer stores all bytes as they are now, or nothing.
     pub fn cancel(&self) {
         *self.lock_relies_on_thread_guard() = None;
         if self.pending_operation.is_done() {

@@ -330,8 +330,8 @@ impl ConnectedQps {
             .map_err(|e| e.to_string())
     }
 
-    /// WRITEs a tensor to `remote` with `index` as the immediate of each stripe. How many stripes there are, each of which
-    /// is [`StripeSent`](QueueEvent::StripeSent) later; nothing if the send queues have no room now.
+    /// WRITEs a tensor to `remote` with `index` as the immediate of each stripe. How many stripes there are, each of
+    /// which is [`StripeSent`](QueueEvent::StripeSent) later; nothing if the send queues have no room now.
     pub(crate) fn write_tensor(
         &mut self,
         index: u32,

@@ -3,8 +3,8 @@
 /// Requests of a connection that may be outstanding.
 pub const REQUESTS_MAX: usize = 128;
 
-/// Outstanding requests of one kind. An index names a slot and how often the slot was used before, so an answer that comes
-/// late finds no other request.
+/// Outstanding requests of one kind. An index names a slot and how often the slot was used before, so an answer that
+/// comes late finds no other request.
 #[derive(Debug)]
 pub struct OutstandingRequests<T> {
     slots: Vec<RequestSlot<T>>,

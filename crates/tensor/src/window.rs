@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Two sides send as they like: neither overwrites a buffer whose message the other has not consumed, and neither
-        /// is stuck once all has been consumed.
+        /// Two sides send as they like: neither overwrites a buffer whose message the other has not consumed, and
+        /// neither is stuck once all has been consumed.
         #[test]
         fn buffers_are_free_when_they_are_used_again(turns in prop::collection::vec(any::<(bool, bool)>(), 0..600)) {
             let mut sides = [ConnectionWindows::default(), ConnectionWindows::default()];

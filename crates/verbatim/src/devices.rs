@@ -32,8 +32,8 @@ pub(crate) struct Args {
     /// Also show how each port sends packets: addresses, sockets, path MTU; interfaces of GIDs; and the port's counters
     #[arg(long, short)]
     verbose: bool,
-    /// List the adapters that `verbatim run --nic` presents instead: queue pairs, features and limits, with -v each with its
-    /// evidence
+    /// List the adapters that `verbatim run --nic` presents instead: queue pairs, features and limits, with -v each
+    /// with its evidence
     #[arg(long, conflicts_with_all = ["provider", "link_layer", "devices", "ports"])]
     adapters: bool,
     /// Print one JSON object per line: device, provider; with --adapters: adapter

@@ -189,7 +189,8 @@ impl CheckArgs {
     }
 }
 
-/// Returns true if at least one operation was answered. A history without answers is linearizable, whatever the store does.
+/// Returns true if at least one operation was answered. A history without answers is linearizable, whatever the store
+/// does.
 fn has_answers(verdict: &HistoryVerdict) -> bool {
     verdict.operations > verdict.unknown_outcomes
 }

@@ -17,18 +17,19 @@ use crate::run::{find_sockets_library, ld_preload_value};
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Only programs of this host that were run with this name carry each other's connections [default: all of this user's]
+    /// Only programs of this host that were run with this name carry each other's connections [default: all of this
+    /// user's]
     #[arg(long, value_name = "NAME", value_parser = parse_fabric_name)]
     fabric: Option<String>,
-    /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are not.
-    /// Connections that have ended follow as totals
+    /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are
+    /// not. Connections that have ended follow as totals
     #[arg(long)]
     stat: bool,
     /// Print the connections as JSON lines
     #[arg(long, requires = "stat")]
     json: bool,
-    /// Measure programs of this machine over TCP loopback and over RDMA, in turns: redis, qperf, iperf3 and nginx, as far as
-    /// they are installed
+    /// Measure programs of this machine over TCP loopback and over RDMA, in turns: redis, qperf, iperf3 and nginx, as
+    /// far as they are installed
     #[arg(long, conflicts_with = "stat")]
     measure: bool,
     /// How often each is measured; the median counts

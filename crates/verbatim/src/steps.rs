@@ -1,8 +1,8 @@
 //! Commands of several steps, which SIGINT ends early with the results so far.
 //!
 //! A command makes [`CommandSteps`] with the number of its steps and runs each step through
-//! [`CommandSteps::run_unless_interrupted`], which returns no result once SIGINT was received. The command then shows the
-//! results that it has. `main` adds how many steps they cover, and exits with [`INTERRUPTED_EXIT_STATUS`].
+//! [`CommandSteps::run_unless_interrupted`], which returns no result once SIGINT was received. The command then shows
+//! the results that it has. `main` adds how many steps they cover, and exits with [`INTERRUPTED_EXIT_STATUS`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

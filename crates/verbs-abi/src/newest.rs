@@ -1,5 +1,5 @@
-//! Additions to `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` in rdma-core 57 to 65: DMA handles, `ibv_reg_mr_ex`, buffers,
-//! completion counters, and address resolution by events.
+//! Additions to `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` in rdma-core 57 to 65: DMA handles, `ibv_reg_mr_ex`,
+//! buffers, completion counters, and address resolution by events.
 //!
 //! The headers that the test `layout` compares with lack these additions, so the tables of this crate do not contain
 //! them. Layouts and values are those of the headers of rdma-core 65.

@@ -36,7 +36,8 @@ pub(crate) fn record_progress() {
     PROGRESS_RECORD_COUNT.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Waits until the running test has made no record for `limit`, or has run for [`MAX_HANG_LIMITS_PER_TEST`] times `limit`.
+/// Waits until the running test has made no record for `limit`, or has run for [`MAX_HANG_LIMITS_PER_TEST`] times
+/// `limit`.
 ///
 /// On a slow machine, such as an emulated one, a test that does not hang may run for longer than `limit`.
 pub(crate) fn wait_until_test_hangs(limit: Duration) {

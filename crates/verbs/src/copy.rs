@@ -9,8 +9,8 @@ const MIN_VECTOR_COPY_BYTES: usize = 256;
 
 /// Copies by the vector instructions of the software NIC. Returns false if this program or processor lacks them.
 ///
-/// They are not part of Rust's memory model: an `asm!` block may race with other processes and with atomics. A vector access
-/// that crosses a cache line is made as one access a line, so an aligned word of 8 bytes is never torn.
+/// They are not part of Rust's memory model: an `asm!` block may race with other processes and with atomics. A vector
+/// access that crosses a cache line is made as one access a line, so an aligned word of 8 bytes is never torn.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes, and the two do not overlap.

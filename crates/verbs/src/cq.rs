@@ -325,8 +325,8 @@ impl CompletionChannel {
 
     /// Waits for an event for at most `timeout`; returns `None` after that time.
     ///
-    /// An event is gone if another thread takes it, or drops its CQ, just before this call takes it. The call then waits
-    /// for the next one without a limit. After [`set_nonblocking`](Self::set_nonblocking) it returns
+    /// An event is gone if another thread takes it, or drops its CQ, just before this call takes it. The call then
+    /// waits for the next one without a limit. After [`set_nonblocking`](Self::set_nonblocking) it returns
     /// [`EventError::WouldBlock`] instead.
     ///
     /// # Errors
@@ -340,7 +340,8 @@ impl CompletionChannel {
     }
 
     /// Sets whether the descriptor blocks; a new channel's does. If it does not,
-    /// [`wait_for_cq_event`](Self::wait_for_cq_event) fails at once with [`EventError::WouldBlock`] while no event is there.
+    /// [`wait_for_cq_event`](Self::wait_for_cq_event) fails at once with [`EventError::WouldBlock`] while no event is
+    /// there.
     ///
     /// # Errors
     /// The error of `fcntl(2)`.

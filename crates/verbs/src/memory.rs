@@ -12,8 +12,8 @@ pub(crate) use softnic::SharedMemory;
 
 use crate::types::PageSize;
 
-/// Allocates `len` zeroed bytes that other processes of this host can map; in pages of the given size, or in transparent
-/// huge pages if the allocation is long.
+/// Allocates `len` zeroed bytes that other processes of this host can map; in pages of the given size, or in
+/// transparent huge pages if the allocation is long.
 #[cfg(feature = "softnic")]
 pub(crate) fn alloc_shared(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
     match pages {

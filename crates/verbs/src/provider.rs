@@ -11,8 +11,8 @@ mod tables;
 
 /// A NIC implementation behind the libibverbs ABI, chosen at run time.
 ///
-/// The features of this package determine which providers a program has. [`raw::provider`](crate::raw::provider) makes one
-/// from a table of entry points, with every set of features.
+/// The features of this package determine which providers a program has. [`raw::provider`](crate::raw::provider) makes
+/// one from a table of entry points, with every set of features.
 ///
 /// ```
 /// let provider = verbs::Provider::softnic();

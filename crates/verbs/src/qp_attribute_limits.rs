@@ -31,8 +31,8 @@ impl AttributeLimits {
     }
 }
 
-/// Returns name, value and largest allowed value of each attribute in `mask`, by `ibv_modify_qp(3)` and the limits of the
-/// device.
+/// Returns name, value and largest allowed value of each attribute in `mask`, by `ibv_modify_qp(3)` and the limits of
+/// the device.
 pub(crate) fn attribute_values_and_maxima(
     context: &Context,
     port_num: u8,

@@ -120,8 +120,8 @@ impl ProtectionDomain {
         }
     }
 
-    /// Registers memory of somebody else's, such as another language's array. The region keeps `owner`, and drops it after
-    /// deregistration. If the provider refuses to deregister, the owner is leaked.
+    /// Registers memory of somebody else's, such as another language's array. The region keeps `owner`, and drops it
+    /// after deregistration. If the provider refuses to deregister, the owner is leaked.
     ///
     /// # Safety
     /// `addr` is valid for reads of `len` bytes until `owner` is dropped, and for writes where `access` lets the NIC or

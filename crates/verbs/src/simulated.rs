@@ -14,7 +14,8 @@ pub(crate) use never::{
     suspend_while_polling_cq, suspend_while_polling_memory, wait_until_channel_readable,
 };
 
-/// The functions of `simnic` as a thread without a simulation sees them. The compiler removes the branches that call them.
+/// The functions of `simnic` as a thread without a simulation sees them. The compiler removes the branches that call
+/// them.
 #[cfg(not(feature = "simnic"))]
 mod never {
     use std::time::Duration;

@@ -151,8 +151,8 @@ const RUN_AGAIN_MAX: usize = 8;
 /// Runs the cases again that are worse than in the record `before`, and puts better results into `now`.
 ///
 /// The virtual machine is emulated, so programs with time limits of their own may fail in it while the host is busy. An
-/// example is qperf: it prints a bandwidth of 0 if its second passes before the first message arrives. A case that fails in
-/// both runs fails.
+/// example is qperf: it prints a bandwidth of 0 if its second passes before the first message arrives. A case that
+/// fails in both runs fails.
 fn run_worse_cases_again(
     target: &Target,
     suites: &[&Suite],

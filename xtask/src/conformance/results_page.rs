@@ -42,8 +42,8 @@ fn page_with_new_totals(page: &Path, folder: &Path, conformance: &Conformance) -
     ))
 }
 
-/// Returns the numbers of cases of each suite that passed, failed and were skipped. The first table has a column for each
-/// target that runs several suites, the second one a row for each suite of the other targets.
+/// Returns the numbers of cases of each suite that passed, failed and were skipped. The first table has a column for
+/// each target that runs several suites, the second one a row for each suite of the other targets.
 fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
     let mut columns = targets_with_records(folder, conformance)?;
     columns.retain(|(target, _)| target.client.is_none());

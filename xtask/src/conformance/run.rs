@@ -447,7 +447,8 @@ fn results_of_run(
 }
 
 /// Waits until `client` has ended, and returns true then. Once the server has ended, the function waits
-/// only for [`GRACE_AFTER_OTHER_SIDE_FAILED`] if the server should have stayed, else for [`CLIENT_GRACE_AFTER_SERVER_END`].
+/// only for [`GRACE_AFTER_OTHER_SIDE_FAILED`] if the server should have stayed, else for
+/// [`CLIENT_GRACE_AFTER_SERVER_END`].
 fn wait_for_client_end_or_grace(
     client: &Program,
     server: &Program,

@@ -207,8 +207,8 @@ fn last_number_of_slot(stream: &VerbStream, place: usize, count: u64) -> u64 {
     turns.checked_sub(1).map_or(0, |t| t * window + slot + 1)
 }
 
-/// Returns a description of a slot that lacks the last of the numbers `0..count` written to it. The number is in the last
-/// bytes of a WRITE, too, which are visible after all others.
+/// Returns a description of a slot that lacks the last of the numbers `0..count` written to it. The number is in the
+/// last bytes of a WRITE, too, which are visible after all others.
 fn describe_wrong_stamp(
     stream: &VerbStream,
     memory: &MemoryRegion,

@@ -2,8 +2,8 @@
 //! remote memory.
 //!
 //! The worker is the server. It keeps LMDB's file in memory, without syncing and without locks. Keys and values are
-//! integers, which LMDB compares as such, or byte strings. One transaction executes all requests that have arrived, and one
-//! write sends their answers. Both ends poll their sockets for a while before they sleep.
+//! integers, which LMDB compares as such, or byte strings. One transaction executes all requests that have arrived, and
+//! one write sends their answers. Both ends poll their sockets for a while before they sleep.
 //!
 //! Loaded keys are even numbers, inserted keys are odd. Values are a function of their keys, and
 //! every value is checked.

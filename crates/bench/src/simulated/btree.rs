@@ -1,8 +1,8 @@
 //! The remote B-tree's own server and clients on a simulated cluster, with the server on the host
 //! or on the DPU of its machine.
 //!
-//! Walks cost as much as in a tree of [`BtreeParameters::cost_tree_key_count`] keys. The real tree has as many levels but
-//! fewer keys.
+//! Walks cost as much as in a tree of [`BtreeParameters::cost_tree_key_count`] keys. The real tree has as many levels
+//! but fewer keys.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -151,8 +151,8 @@ impl SimulatedCluster {
     }
 }
 
-/// Minimum warm-up. Clients begin simultaneously with whole windows, and a server needs some round trips to reach a steady
-/// state. At 98 M/s, a round trip of 128 clients with 32 requests each takes 42 µs.
+/// Minimum warm-up. Clients begin simultaneously with whole windows, and a server needs some round trips to reach a
+/// steady state. At 98 M/s, a round trip of 128 clients with 32 requests each takes 42 µs.
 const MIN_WARM_UP: Duration = Duration::from_micros(150);
 
 /// Returns the time that precedes a measurement of `time`.

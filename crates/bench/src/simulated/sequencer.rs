@@ -186,7 +186,8 @@ const CLIENT_START_SPREAD_NS: u64 = 2000;
 const ASSUMED_SERVER_NS_PER_REQUEST: u64 = 100;
 
 /// Clients that are stop-and-go begin within the time in which the server answers a window of each. If they began
-/// together they would stay in step for milliseconds: the server would have nothing to do while all send their next window.
+/// together they would stay in step for milliseconds: the server would have nothing to do while all send their next
+/// window.
 pub(super) fn client_start_spread_ns(clients: usize, window: usize, cores: usize) -> u64 {
     let requests = (clients * window / cores.max(1)) as u64;
     (requests * ASSUMED_SERVER_NS_PER_REQUEST).max(CLIENT_START_SPREAD_NS)

@@ -247,8 +247,8 @@ impl Lane {
     }
 }
 
-/// Stores the entries of a SCAN's message. Returns true if the answer is complete. A datagram may arrive twice; the copy
-/// is ignored.
+/// Stores the entries of a SCAN's message. Returns true if the answer is complete. A datagram may arrive twice; the
+/// copy is ignored.
 fn store_scan_entries<T: KeyOrValue>(
     pending: &mut RequestSlot<T>,
     answer: &wire::Answer<'_, T>,

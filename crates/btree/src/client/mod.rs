@@ -1,7 +1,7 @@
 //! The client library: a [`PipelinedClient`] of requests, and blocking calls over it.
 //!
-//! [`Client`] has blocking calls over a [`PipelinedClient`], which keeps a window of requests outstanding. A [`Router`] is a
-//! client of several servers, and a [`LoadBalancer`] keeps them equally loaded.
+//! [`Client`] has blocking calls over a [`PipelinedClient`], which keeps a window of requests outstanding. A [`Router`]
+//! is a client of several servers, and a [`LoadBalancer`] keeps them equally loaded.
 //!
 //! Below the pipeline, `lane` sends RPCs to one worker. `walker` READs nodes, `cache` keeps inner nodes, and
 //! `leaf_change` changes leaves. `choice` selects RPC or READs for each request. `connect` opens sessions.

@@ -1,9 +1,9 @@
 //! The load generator: sends requests to a tree, and checks every answer.
 //!
 //! A workload has *stable* keys, which are in the tree all the time, and *own* keys, which only one client inserts and
-//! deletes. Stable key number `i` is `i * 256`. In a tree of byte strings, [`NumberStrings`] stand for all numbers. The own keys of clients lie between the stable keys, so inserts and
-//! deletes spread over all leaves. A value is computed from its key and a stamp ([`value_of`]), so the value of a wrong
-//! key is detected. The checks are:
+//! deletes. Stable key number `i` is `i * 256`. In a tree of byte strings, [`NumberStrings`] stand for all numbers. The
+//! own keys of clients lie between the stable keys, so inserts and deletes spread over all leaves. A value is computed
+//! from its key and a stamp ([`value_of`]), so the value of a wrong key is detected. The checks are:
 //!
 //! - Every lookup of a stable key finds a value of that key.
 //! - A client finds an own key exactly if its last change of that key inserted it.

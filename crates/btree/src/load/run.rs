@@ -192,7 +192,8 @@ pub fn put_stable_keys(
     Ok(run.into_report(requests, started))
 }
 
-/// Runs a load. `seed` must differ between clients: `seed` modulo [`MAX_OWN_KEY_CLIENTS`] selects the client's own keys.
+/// Runs a load. `seed` must differ between clients: `seed` modulo [`MAX_OWN_KEY_CLIENTS`] selects the client's own
+/// keys.
 ///
 /// # Errors
 /// If the server cannot be reached any more.

@@ -73,8 +73,8 @@ pub struct RangeMover<T: KeyOrValue = u64> {
 }
 
 impl<T: KeyOrValue> RangeMover<T> {
-    /// Creates the mover of the server with number `server_number`, which takes at most `max_bytes_per_s` bytes per second.
-    /// `connect` connects to a server by its number.
+    /// Creates the mover of the server with number `server_number`, which takes at most `max_bytes_per_s` bytes per
+    /// second. `connect` connects to a server by its number.
     pub(super) fn new(
         (store, handovers): (Arc<Store<T>>, Arc<Handovers<T>>),
         (server_number, rate): (u16, u32),

@@ -1,8 +1,8 @@
 //! The handover of key ranges from one server to another, while clients continue.
 //!
-//! The tree itself records which server has a key. A leaf whose keys belong to another server has the flag [`FLAG_MOVED`],
-//! no keys, and the owner's number. So a reader learns of the owner from the leaf that it reaches. No key ever has two
-//! owners: a leaf is given away by a change of that leaf under its lock. A handover has these steps:
+//! The tree itself records which server has a key. A leaf whose keys belong to another server has the flag
+//! [`FLAG_MOVED`], no keys, and the owner's number. So a reader learns of the owner from the leaf that it reaches. No
+//! key ever has two owners: a leaf is given away by a change of that leaf under its lock. A handover has these steps:
 //!
 //! 1. The giver [freezes](Store::freeze) the range: its keys can be read but not changed.
 //! 2. The taker copies the entries, and [reserves nodes](Store::reserve_nodes) for them.
@@ -152,8 +152,8 @@ impl<T: KeyOrValue> Store<T> {
     /// Executes step 3 of a handover: assigns the range to another server.
     ///
     /// # Errors
-    /// [`Refusal::BusyNodeOrZero`] if a leaf is locked for too long, or if the range is not frozen because it was thawed
-    /// meanwhile. The whole range then stays here.
+    /// [`Refusal::BusyNodeOrZero`] if a leaf is locked for too long, or if the range is not frozen because it was
+    /// thawed meanwhile. The whole range then stays here.
     pub fn cede(
         &self,
         tree: usize,
@@ -257,9 +257,9 @@ impl<T: KeyOrValue> Store<T> {
     /// Executes step 4 of a handover: this server takes the range, which the giver has ceded, with these entries.
     ///
     /// # Errors
-    /// [`Refusal::TooLong`]; [`Refusal::StoreFull`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`].
-    /// Leaves that were adopted before the error are served, and another call with the same arguments continues with
-    /// the rest.
+    /// [`Refusal::TooLong`]; [`Refusal::StoreFull`] if the range has more leaves than the reserved nodes suffice for;
+    /// [`Refusal::BusyNodeOrZero`]. Leaves that were adopted before the error are served, and another call with the
+    /// same arguments continues with the rest.
     pub fn adopt(
         &self,
         tree: usize,

@@ -221,8 +221,8 @@ impl<T: KeyOrValue> StoreMemory<T> {
             return None;
         }
         let found = visit(Node(words, self.node_shape.key_and_value_limits));
-        // Pairs with the fence in [`try_lock_node`](Self::try_lock): a reader that saw a word written under a lock then sees
-        // the lock, or a later version.
+        // Pairs with the fence in [`try_lock_node`](Self::try_lock_node): a reader that saw a word written under a lock
+        // then sees the lock, or a later version.
         fence(Ordering::Acquire);
         let same = words[LOCK_WORD_INDEX].load(Ordering::Relaxed) == 0
             && words[VERSION_WORD_INDEX].load(Ordering::Relaxed) == version;
@@ -303,7 +303,8 @@ impl<T: KeyOrValue> StoreMemory<T> {
                 swapped.ok().filter(|swapped| *swapped)?;
             }
         }
-        // Pairs with the fence in `read_node_consistently`: a reader that sees a word written under the lock also sees the lock.
+        // Pairs with the fence in `read_node_consistently`: a reader that sees a word written under the lock also sees
+        // the lock.
         fence(Ordering::Release);
         Some(LockedNode {
             words,

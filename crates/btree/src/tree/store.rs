@@ -385,7 +385,8 @@ impl<T: KeyOrValue> Store<T> {
     /// Removes a key and returns its value.
     ///
     /// # Errors
-    /// [`Refusal::BusyNodeOrZero`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
+    /// [`Refusal::BusyNodeOrZero`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then
+    /// unchanged.
     pub fn remove(&self, tree: usize, key: T) -> Result<Option<T>, Refusal<T>> {
         let mut walk = self.readable_trees.begin_walk(tree);
         self.remove_from_walk(tree, &key, &mut walk)
@@ -476,8 +477,8 @@ impl<T: KeyOrValue> Store<T> {
             b.key_upper_bound(),
             b.0[SIBLING_WORD_INDEX].load(Ordering::Relaxed),
         );
-        // The right node must not be readable any more when the left one is unlocked. Its checksum is outdated from here on,
-        // so a walk that is on its way there waits, and does not miss what is changed in the left node.
+        // The right node must not be readable any more when the left one is unlocked. Its checksum is outdated from
+        // here on, so a walk that is on its way there waits, and does not miss what is changed in the left node.
         other.mark_dead_and_empty();
         drop(locked);
         drop(other);

@@ -86,8 +86,8 @@ impl Receiver {
         }
     }
 
-    /// Posts a group of 1 to 8 receives, each a part of a buffer and the tag of the send that may fill it. `None`: too many
-    /// are under way; try again. Groups are filled in their order; tags choose within a group.
+    /// Posts a group of 1 to 8 receives, each a part of a buffer and the tag of the send that may fill it. `None`: too
+    /// many are under way; try again. Groups are filled in their order; tags choose within a group.
     ///
     /// # Errors
     /// The errors of the connection, which is then broken. [`Error::InvalidRange`] and [`Error::InvalidReceiveCount`]
@@ -139,8 +139,8 @@ impl Receiver {
         self.receive_queue.take_if_complete(request)
     }
 
-    /// READs a byte of a buffer that was received into, over a queue pair that leads back here. Once its request is done,
-    /// devices that the NIC writes to directly have what came before. `None`: too many are under way; try again.
+    /// READs a byte of a buffer that was received into, over a queue pair that leads back here. Once its request is
+    /// done, devices that the NIC writes to directly have what came before. `None`: too many are under way; try again.
     ///
     /// # Errors
     /// The errors of the connection. The buffer's region needs [`Access::REMOTE_READ`].

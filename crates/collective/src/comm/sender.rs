@@ -62,8 +62,8 @@ impl Sender {
     /// requests are under way; try again. The bytes belong to the NIC until the request is done.
     ///
     /// # Errors
-    /// The errors of the connection, which is then broken. [`Error::InvalidRange`] and [`Error::MessageTooLong`] concern this
-    /// send alone.
+    /// The errors of the connection, which is then broken. [`Error::InvalidRange`] and [`Error::MessageTooLong`]
+    /// concern this send alone.
     pub fn isend(
         &mut self,
         buffer: &MemoryRegion,

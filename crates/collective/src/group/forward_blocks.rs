@@ -1,7 +1,7 @@
 //! Blocks that go around the ring of ranks, straight between the caller's memory and registered slots.
 //!
-//! A rank gets blocks from the rank before it and sends each piece of them to the rank after it as soon as the piece has
-//! come. So all ranks of a broadcast or an all-gather copy at the same time, and pieces stay in the cache.
+//! A rank gets blocks from the rank before it and sends each piece of them to the rank after it as soon as the piece
+//! has come. So all ranks of a broadcast or an all-gather copy at the same time, and pieces stay in the cache.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -43,8 +43,8 @@ struct PeerQueues {
 }
 
 /// Sends and receives between this rank and others. Those of a pair of ranks match in their order, and must have equal
-/// tags and sizes; those with different ranks do not wait for each other. After an error of a message, all others with that
-/// rank fail with the same error.
+/// tags and sizes; those with different ranks do not wait for each other. After an error of a message, all others with
+/// that rank fail with the same error.
 ///
 /// No call blocks. A message that never finds its match stays under way until this is dropped.
 pub struct RankMessenger {

@@ -181,7 +181,8 @@ impl Group {
         Ok(())
     }
 
-    /// Rank `r` gets `inputs[r]` of each rank, in `outputs` by rank. Sizes may differ; those of a pair of ranks must agree.
+    /// Rank `r` gets `inputs[r]` of each rank, in `outputs` by rank. Sizes may differ; those of a pair of ranks must
+    /// agree.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).

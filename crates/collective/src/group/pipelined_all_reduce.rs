@@ -1,8 +1,8 @@
 //! The all-reduce of many bytes: around the ring of ranks, straight between the caller's memory and registered slots.
 //!
 //! The bytes are cut into parts, and a part into one piece for each rank. A part takes `2 (ranks - 1)` steps, as in
-//! [`Ring`](crate::ring::Ring): in step `s` rank `r` sends piece `r - s - 1` and gets piece `r - s - 2`, modulo `ranks`. It
-//! reduces what comes in the first `ranks - 1` steps; in the others the results go around.
+//! [`Ring`](crate::ring::Ring): in step `s` rank `r` sends piece `r - s - 1` and gets piece `r - s - 2`, modulo
+//! `ranks`. It reduces what comes in the first `ranks - 1` steps; in the others the results go around.
 //!
 //! Steps of different parts take turns: step `s` of a part is followed by step `s + 1` of the part
 //! [`PARTS_BETWEEN_STEPS`] before. So a rank has pieces to send while it waits for the ones that later steps need, and

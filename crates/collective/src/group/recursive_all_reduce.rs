@@ -81,8 +81,8 @@ impl Group {
     }
 }
 
-/// Returns the half of `range` that a rank keeps, the upper one if `keeps_upper`, and the half that it gives to its partner.
-/// Both halves are whole elements.
+/// Returns the half of `range` that a rank keeps, the upper one if `keeps_upper`, and the half that it gives to its
+/// partner. Both halves are whole elements.
 fn halves(
     range: Range<usize>,
     keeps_upper: bool,

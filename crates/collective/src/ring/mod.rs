@@ -1,8 +1,9 @@
 //! Collectives over a ring of ranks: each sends to the next and receives from the one before.
 //!
-//! A buffer of `n` ranks has `n` blocks, as equal as possible in elements. In step `s` of a reduction rank `r` sends block
-//! `r - s - 1` and reduces block `r - s - 2` that comes, all modulo `n`; after `n - 1` steps it has the result of block `r`.
-//! In as many more steps the results go around. Blocks travel in slices, so that a slice is reduced while the next comes.
+//! A buffer of `n` ranks has `n` blocks, as equal as possible in elements. In step `s` of a reduction rank `r` sends
+//! block `r - s - 1` and reduces block `r - s - 2` that comes, all modulo `n`; after `n - 1` steps it has the result of
+//! block `r`. In as many more steps the results go around. Blocks travel in slices, so that a slice is reduced while
+//! the next comes.
 
 mod call;
 mod element;
@@ -138,7 +139,8 @@ impl Ring {
         self.run_steps(call, (buffer, count), (data, op), 0..last)
     }
 
-    /// Rank `r` gets the reduction of block `r` of all ranks, in its place. Other blocks hold nothing of use afterwards.
+    /// Rank `r` gets the reduction of block `r` of all ranks, in its place. Other blocks hold nothing of use
+    /// afterwards.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
@@ -202,8 +204,8 @@ impl Ring {
         })
     }
 
-    /// Sends the first `send` bytes of a buffer to the next rank, while the rank before sends to the first `recv` bytes of
-    /// another one. Either may be 0: then the neighbour's is 0, too.
+    /// Sends the first `send` bytes of a buffer to the next rank, while the rank before sends to the first `recv` bytes
+    /// of another one. Either may be 0: then the neighbour's is 0, too.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).

@@ -150,7 +150,8 @@ impl Client {
     /// Sends the started requests and takes answers, without waiting for any. Returns the number of answers.
     ///
     /// # Errors
-    /// If the server cannot be reached any more. Outstanding requests then have the outcome [`ClientError::NoAnswerInTime`].
+    /// If the server cannot be reached any more. Outstanding requests then have the outcome
+    /// [`ClientError::NoAnswerInTime`].
     pub fn poll_without_waiting(&mut self) -> Result<usize, ClientError> {
         let outcomes = &mut self.outcomes;
         self.pipeline.poll(|done| {

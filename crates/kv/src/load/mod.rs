@@ -176,8 +176,8 @@ impl LoadReport {
     }
 }
 
-/// The token of a request: its kind in bits 63..62, [`LoadRun::flips_at_server_replacement`] in bit 61, the key's number in
-/// bits 31..0. Bits 60..32 hold the lower bits of the lowest allowed version of the answer.
+/// The token of a request: its kind in bits 63..62, [`LoadRun::flips_at_server_replacement`] in bit 61, the key's
+/// number in bits 31..0. Bits 60..32 hold the lower bits of the lowest allowed version of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LoadToken(u64);
 

@@ -11,8 +11,8 @@
 //! | 23..8 | bytes of the value | units, in bits 31..0 |
 //! | 7..0 | bytes of the key | |
 //!
-//! If clients READ the log, each item ends in one more unit: a checksum of all bytes before it ([`checksum_of`]). By the
-//! checksum, readers distinguish an intact item from one that is being changed.
+//! If clients READ the log, each item ends in one more unit: a checksum of all bytes before it ([`checksum_of`]). By
+//! the checksum, readers distinguish an intact item from one that is being changed.
 //!
 //! Space is freed at the oldest end. The partition decides what happens to the items there.
 

@@ -62,7 +62,8 @@ pub struct StoreConfig {
 impl StoreConfig {
     /// Returns a configuration for `items` items with keys and values of at most these lengths, hashed to partitions.
     pub fn for_items(partitions: usize, items: usize, key: usize, value: usize) -> Self {
-        // Hashing gives partitions slightly different shares; a sixteenth of a log is never full (see `FullPolicy::Store`).
+        // Hashing gives partitions slightly different shares; a sixteenth of a log is never full (see
+        // `FullPolicy::Store`).
         let items = items + items / 32 + 1024 * partitions;
         Self {
             partitions,

@@ -39,8 +39,8 @@ pub struct Advice {
     /// The violation and the advice.
     #[serde(flatten)]
     pub finding: Finding,
-    /// Predicted gain of this change alone; `None` if the model has no rate for the difference. If `required_queue_pairs_per_thread`
-    /// is set, the gain over the program with that number of queue pairs.
+    /// Predicted gain of this change alone; `None` if the model has no rate for the difference. If
+    /// `required_queue_pairs_per_thread` is set, the gain over the program with that number of queue pairs.
     pub gain: Option<Gain>,
     /// Queue pairs for each posting thread that this change needs to bring its gain.
     #[serde(rename = "with_queue_pairs")]

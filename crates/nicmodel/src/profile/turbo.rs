@@ -7,7 +7,8 @@ use super::sourced::Sourced;
 
 /// The clock rates of a processor whose turbo frequency falls with each active core.
 ///
-/// The processor times of a profile are those of one active core. [`Profile::with_active_cores`](super::Profile::with_active_cores) gives those of several.
+/// The processor times of a profile are those of one active core.
+/// [`Profile::with_active_cores`](super::Profile::with_active_cores) gives those of several.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Turbo {

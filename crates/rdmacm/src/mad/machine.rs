@@ -1,8 +1,8 @@
 //! The state machine of a connection by MADs: IBTA vol. 1, 12.9.
 //!
 //! The machine is a pure function of messages, the program's calls and the time; it has no clock, socket or message
-//! contents. The caller stores the messages that it has posted, sends those that [`CallerAction::Send`] names, and delivers
-//! those of [`CallerAction::Deliver`] to the program.
+//! contents. The caller stores the messages that it has posted, sends those that [`CallerAction::Send`] names, and
+//! delivers those of [`CallerAction::Deliver`] to the program.
 //!
 //! MADs may be lost, duplicated and reordered. So a request is repeated until it is answered, a reply is repeated for
 //! each repeated request, and each message is delivered once.

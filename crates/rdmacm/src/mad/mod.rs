@@ -5,8 +5,8 @@
 //! - `connection`: one connection: a machine, its messages and its timer.
 //! - `hub`: all connections of the process; it gives each MAD to its connection, or to a listener.
 //!
-//! An endpoint uses a connection like its socket: it sends a [`CmMessage`](crate::wire::CmMessage) and gets each message of
-//! the peer once. The state machine repeats messages.
+//! An endpoint uses a connection like its socket: it sends a [`CmMessage`](crate::wire::CmMessage) and gets each
+//! message of the peer once. The state machine repeats messages.
 
 mod connection;
 mod format;

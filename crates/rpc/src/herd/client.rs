@@ -206,9 +206,9 @@ impl Client {
         self.post_prepared_requests()
     }
 
-    /// Prepares a request and returns its number; [`post_prepared_requests`](Self::post_prepared_requests) WRITEs all prepared
-    /// requests. The caller must flush after at most [`MAX_BATCH`] requests, and keep less than a
-    /// window unanswered as with [`send`](Self::send).
+    /// Prepares a request and returns its number; [`post_prepared_requests`](Self::post_prepared_requests) WRITEs all
+    /// prepared requests. The caller must flush after at most [`MAX_BATCH`] requests, and keep less than a window
+    /// unanswered as with [`send`](Self::send).
     ///
     /// # Panics
     /// At more than [`MAX_BATCH`] requests, or a window, without a flush.

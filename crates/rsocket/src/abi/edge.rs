@@ -132,7 +132,8 @@ impl Buffers {
         if self.is_null() || count > IOV_MAX {
             return Err(INVALID);
         }
-        // SAFETY: not NULL, so `count` entries are valid (contract of `from_c`); a `IovecPart` has the layout of `iovec`.
+        // SAFETY: not NULL, so `count` entries are valid (contract of `from_c`); a `IovecPart` has the layout of
+        // `iovec`.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast(), count) })
     }
 }

@@ -1,7 +1,8 @@
 //! The armed word of a completion queue: it tells a peer that has published a message which thread to wake.
 //!
 //! The owner arms and disarms the word; peers add that they have woken a thread. A peer wakes the *program*
-//! by writing a token to the completion channel ([`completion_channel`](super::completion_channel)), or wakes the owner's *engine*.
+//! by writing a token to the completion channel ([`completion_channel`](super::completion_channel)), or wakes the
+//! owner's *engine*.
 //!
 //! A peer publishes a message and then reads the armed word. The owner arms the word and then looks
 //! for published messages. Peer or owner must see the other's store, so both need a full barrier

@@ -307,8 +307,8 @@ fn lost_datagrams_are_counted_and_not_sent_again() {
     assert_eq!((rule.matched, rule.struck), (100, sender.lost_messages));
 }
 
-/// A port of a Connect-IB carries 6.8 GB/s. With 1 % of packets lost, a queue pair without retries in order, or one that
-/// sends its whole window again, has less than a third of that.
+/// A port of a Connect-IB carries 6.8 GB/s. With 1 % of packets lost, a queue pair without retries in order, or one
+/// that sends its whole window again, has less than a third of that.
 #[test]
 fn a_loss_costs_about_a_round_trip_and_not_a_window() {
     const BYTES: usize = 4096;

@@ -1,10 +1,11 @@
 //! The C ABI: libibverbs' entry points over the software NIC.
 //!
 //! Each verb is a safe function in the file of its object. It checks the arguments that C may leave NULL, converts
-//! them, calls the object, and reports failures as the man page does. [`entry_points`] and [`ops`] make the C functions of the
-//! verbs, by the rules of [`edge`]. Handles are the addresses of this crate's objects, whose first fields are the
-//! structures that C sees. [`live`](crate::live_handles) has the table of handles. Only the data path ([`data_path`], [`cq_ex`],
-//! [`qp_ex`]) trusts a handle without a look-up. Nothing here unwinds: the called functions return errors.
+//! them, calls the object, and reports failures as the man page does. [`entry_points`] and [`ops`] make the C functions
+//! of the verbs, by the rules of [`edge`]. Handles are the addresses of this crate's objects, whose first fields are
+//! the structures that C sees. [`live`](crate::live_handles) has the table of handles. Only the data path
+//! ([`data_path`], [`cq_ex`], [`qp_ex`]) trusts a handle without a look-up. Nothing here unwinds: the called functions
+//! return errors.
 
 mod ah;
 mod context;

@@ -95,7 +95,8 @@ pub(super) fn query_port_ex(
         port.state = IBV_PORT_DOWN;
         port.phys_state = PHYS_STATE_DISABLED;
     }
-    // Programs of later releases pass a longer structure, whose `active_speed_ex` is 0 where the driver does not set it.
+    // Programs of later releases pass a longer structure, whose `active_speed_ex` is 0 where the driver does not set
+    // it.
     copy_truncated(attr, &port, len);
     Ok(())
 }
@@ -106,8 +107,8 @@ pub(super) fn query_port_ex(
 fn copy_truncated<T: Copy>(place: *mut T, all: &T, len: usize) {
     let n = len.min(size_of::<T>());
     let place = place.cast::<u8>();
-    // SAFETY: the verb passes the length of the place along (`ibv_query_device_ex(3)`, `query_port` in verbs.h); `all` has
-    // `n` bytes, and `n` is at most `len` (both by `min` above).
+    // SAFETY: the verb passes the length of the place along (`ibv_query_device_ex(3)`, `query_port` in verbs.h); `all`
+    // has `n` bytes, and `n` is at most `len` (both by `min` above).
     unsafe {
         place.copy_from_nonoverlapping(std::ptr::from_ref(all).cast(), n);
         place.add(n).write_bytes(0, len - n);

@@ -22,8 +22,8 @@ pub(crate) struct ExtendedPollState {
     current_completion: UnsafeCell<CurrentCompletion>,
 }
 
-// SAFETY: `current_completion` is reached through `ExtendedPollState::current_completion` alone, whose callers are the one thread that polls;
-// the rest is atomic or constant.
+// SAFETY: `current_completion` is reached through `ExtendedPollState::current_completion` alone, whose callers are the
+// one thread that polls; the rest is atomic or constant.
 unsafe impl Sync for ExtendedPollState {}
 
 /// The current completion.

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::{CqState, EMPTY_POLLS_UNTIL_PEER_WAKEUP, PASSES_PER_CLOSED_RING_CHECK, WcSink};
 use crate::recv::round_robin;
 
-/// Time of empty polls, in nanoseconds, after which peers that owe us progress are woken for the first time. It is for a
-/// program that rarely runs between its polls.
+/// Time of empty polls, in nanoseconds, after which peers that owe us progress are woken for the first time. It is for
+/// a program that rarely runs between its polls.
 const EMPTY_TIME_UNTIL_PEER_WAKEUP_NS: u64 = 1_000_000;
 /// Unsignaled sends are checked once in this many empty polls.
 const POLLS_PER_UNSIGNALED_CHECK: u32 = 64;

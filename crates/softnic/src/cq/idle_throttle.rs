@@ -142,7 +142,8 @@ impl PollRecord {
         self.yields_since_sleep == 0
     }
 
-    /// Returns the number of empty polls in a row until the next call of [`throttle_idle_poller_and_get_polls_until_next`].
+    /// Returns the number of empty polls in a row until the next call of
+    /// [`throttle_idle_poller_and_get_polls_until_next`].
     fn polls_until_throttle(&self) -> u32 {
         if self.spin_time.is_crowded() {
             CROWDED_IDLE_POLLS_UNTIL_THROTTLE

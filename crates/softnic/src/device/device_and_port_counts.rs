@@ -38,7 +38,8 @@ pub struct BadCount {
 }
 
 impl DeviceAndPortCounts {
-    /// So many devices with so many ports each; no more than [`MAX_DEVICES`] and [`MAX_PORTS`], and at least one of both.
+    /// So many devices with so many ports each; no more than [`MAX_DEVICES`] and [`MAX_PORTS`], and at least one of
+    /// both.
     #[must_use]
     pub fn new(devices: u8, ports: u8) -> Self {
         Self {
@@ -115,14 +116,14 @@ impl PortPlace {
             .flat_map(|device| (1..=MAX_PORTS).map(move |port_num| Self { device, port_num }))
     }
 
-    /// A number from 1, which is different for all ports of a host: on InfiniBand, the LID. There is no subnet manager to
-    /// hand out others; 1 is the first unicast LID (IBTA vol. 1, 4.1.3).
+    /// A number from 1, which is different for all ports of a host: on InfiniBand, the LID. There is no subnet manager
+    /// to hand out others; 1 is the first unicast LID (IBTA vol. 1, 4.1.3).
     pub(crate) fn host_wide_number(self) -> u16 {
         u16::from(self.device) * u16::from(MAX_PORTS) + u16::from(self.port_num)
     }
 
-    /// The address of a port that no interface of the host is left for. The whole network 127.0.0.0/8 is the host's own, so
-    /// packets come to this address as they do to any other.
+    /// The address of a port that no interface of the host is left for. The whole network 127.0.0.0/8 is the host's
+    /// own, so packets come to this address as they do to any other.
     pub(super) fn fallback_loopback_address(self) -> Ipv4Addr {
         Ipv4Addr::new(127, 251, self.device, self.port_num)
     }

@@ -117,7 +117,8 @@ pub(super) fn mapped_ipv4(gid: [u8; 16]) -> Option<[u8; 4]> {
     Ipv6Addr::from(gid).to_ipv4_mapped().map(|ip| ip.octets())
 }
 
-/// Returns the header of a datagram from `sgid` by `route`, see [`Port::grh_at_receiver`](super::Port::grh_at_receiver).
+/// Returns the header of a datagram from `sgid` by `route`, see
+/// [`Port::grh_at_receiver`](super::Port::grh_at_receiver).
 pub(super) fn datagram_grh(
     link_layer: LinkLayer,
     sgid: [u8; 16],

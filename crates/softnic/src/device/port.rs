@@ -263,9 +263,9 @@ impl Port {
         }))
     }
 
-    /// Checks the destination of an address vector as `ibv_modify_qp` does when it resolves the GID to a MAC address. The
-    /// address vector has passed [`check_ah`](Self::check_ah). On InfiniBand the routes of the subnet manager decide, and
-    /// nothing is checked here.
+    /// Checks the destination of an address vector as `ibv_modify_qp` does when it resolves the GID to a MAC address.
+    /// The address vector has passed [`check_ah`](Self::check_ah). On InfiniBand the routes of the subnet manager
+    /// decide, and nothing is checked here.
     ///
     /// # Errors
     /// - `EINVAL`: source and destination are of different address families.
@@ -346,8 +346,8 @@ impl Port {
     }
 
     /// The 40 bytes that a UD receive has in front of the payload when this port sends with `ah`; the
-    /// length is 0 until [`set_grh_length`](super::set_grh_length). `None` without a global route, or if `sgid_index` names
-    /// no GID: then the receiver's 40 bytes are undefined and its completion has no `IBV_WC_GRH`.
+    /// length is 0 until [`set_grh_length`](super::set_grh_length). `None` without a global route, or if `sgid_index`
+    /// names no GID: then the receiver's 40 bytes are undefined and its completion has no `IBV_WC_GRH`.
     ///
     /// - InfiniBand: a GRH (IBTA vol. 1, 8.3).
     /// - RoCEv2 between IPv4-mapped GIDs: an IPv4 header in the last 20 bytes (annex A17), the first 20 undefined. They

@@ -1,7 +1,7 @@
 //! The devices of this host and their ports: how many there are, and which GUIDs, LIDs and addresses each of them has.
 //!
-//! All ports are ports of one switched subnet. A port's names depend on its place alone, not on the number of ports: the
-//! processes of a fabric know each other's ports, however many they present themselves.
+//! All ports are ports of one switched subnet. A port's names depend on its place alone, not on the number of ports:
+//! the processes of a fabric know each other's ports, however many they present themselves.
 
 use std::ffi::OsStr;
 use std::net::Ipv4Addr;

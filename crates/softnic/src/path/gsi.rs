@@ -4,8 +4,8 @@
 //! Unix datagram socket for each of its processes, in a folder of the fabric. The message tells which of them it is
 //! for.
 //!
-//! Linux lets such a socket hold few datagrams (`net.unix.max_dgram_qlen`, 10 by default). A burst of connections brings
-//! more, so the rest waits here until the process has read some.
+//! Linux lets such a socket hold few datagrams (`net.unix.max_dgram_qlen`, 10 by default). A burst of connections
+//! brings more, so the rest waits here until the process has read some.
 
 use std::collections::VecDeque;
 use std::fs;

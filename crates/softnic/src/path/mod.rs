@@ -9,14 +9,13 @@
 //!   requests.
 //!
 //! `capture` writes packets into a pcap file, and `faulty` applies a fault plan to them. `counters` counts packets and
-//! their fates, and `hw_counters` are the files that all processes of a port add to. `traffic` counts octets and packets
-//! of the ports, also of messages by shared memory. `heard` knows the time up to which
-//! all arrived packets have been processed. `bursts` decides whether the packets of a post wait for the next post.
-//! `gsi` forwards the management datagrams that arrive at QP1 to their processes, and `mads` sends management
-//! datagrams.
+//! their fates, and `hw_counters` are the files that all processes of a port add to. `traffic` counts octets and
+//! packets of the ports, also of messages by shared memory. `heard` knows the time up to which all arrived packets have
+//! been processed. `bursts` decides whether the packets of a post wait for the next post. `gsi` forwards the management
+//! datagrams that arrive at QP1 to their processes, and `mads` sends management datagrams.
 //!
-//! [`PathMode`] selects the path of a queue pair. The [`PacketPath`] is the state that all queue pairs of a process share on
-//! the path by packets.
+//! [`PathMode`] selects the path of a queue pair. The [`PacketPath`] is the state that all queue pairs of a process
+//! share on the path by packets.
 
 mod capture;
 mod congestion;

@@ -2,16 +2,17 @@
 //! (`linux:Documentation/ABI/stable/sysfs-class-infiniband`), such as `port_xmit_data`.
 //!
 //! The processes of a fabric add to sums in shared memory, and a process that adds writes the text of the new sum. Sums
-//! and texts are files of the fabric's folder that every process maps. Programs keep a file open and read it again, so a
-//! file is never replaced. Adding costs no system call. A process that is killed before it adds a sum loses this sum; the
-//! sums of other processes stay.
+//! and texts are files of the fabric's folder that every process maps. Programs keep a file open and read it again, so
+//! a file is never replaced. Adding costs no system call. A process that is killed before it adds a sum loses this sum;
+//! the sums of other processes stay.
 //!
-//! A file grows with its number. A program may read a file by several calls, and the number may gain several digits between
-//! them. The program then gets the last digits of the longer number after the shorter one. Padding would prevent this, but
-//! programs such as `rdmamap` trim only newlines, and `cat` would print blank lines.
+//! A file grows with its number. A program may read a file by several calls, and the number may gain several digits
+//! between them. The program then gets the last digits of the longer number after the shorter one. Padding would
+//! prevent this, but programs such as `rdmamap` trim only newlines, and `cat` would print blank lines.
 //!
 //! A message between two ports of this host counts at both ports: the sender also adds to the receiver's port. A READ
-//! or an atomic adds its response in the other direction. Acknowledgements are not counted, because shared memory has none.
+//! or an atomic adds its response in the other direction. Acknowledgements are not counted, because shared memory has
+//! none.
 
 use std::fs::{DirBuilder, File};
 use std::io;

@@ -351,8 +351,8 @@ impl ScatterPosition<'_> {
                     while !at.is_empty() {
                         let (source, sources) = at.split_at(BOUNCE_BUFFER_BYTES as u64);
                         let (target, targets) = to.split_at(BOUNCE_BUFFER_BYTES as u64);
-                        // SAFETY: the buffer has `BOUNCE_BUFFER_BYTES` bytes, and no piece is longer; both pieces lie in pinned
-                        // regions.
+                        // SAFETY: the buffer has `BOUNCE_BUFFER_BYTES` bytes, and no piece is longer; both pieces lie
+                        // in pinned regions.
                         unsafe {
                             from.read(source, buffer.as_mut_ptr())
                                 .map_err(|_| PlaceError::SenderMemoryUnreadable)?;

@@ -34,7 +34,8 @@ struct WrWithoutPointers {
 
 // SAFETY: the pointers in the work requests are the program's; `WrBuilder` passes them on without dereferencing them.
 unsafe impl Send for WrBuilder {}
-// SAFETY: `list` is reached through `WrBuilder::postlist` alone, whose callers are the thread that has set `is_building`.
+// SAFETY: `list` is reached through `WrBuilder::postlist` alone, whose callers are the thread that has set
+// `is_building`.
 unsafe impl Sync for WrBuilder {}
 
 impl WrBuilder {

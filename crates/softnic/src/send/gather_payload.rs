@@ -59,8 +59,8 @@ pub(super) fn for_each_payload_part(
     Ok(())
 }
 
-/// Calls `f` for the bytes of a checked SGE, [`BOUNCE_BUFFER_BYTES`] at a time. The region belongs to another process and is not
-/// mapped.
+/// Calls `f` for the bytes of a checked SGE, [`BOUNCE_BUFFER_BYTES`] at a time. The region belongs to another process
+/// and is not mapped.
 #[cold]
 fn for_each_fetched_chunk(
     region: &shm::mem::AccessibleRegion,
@@ -70,7 +70,8 @@ fn for_each_fetched_chunk(
     let mut buffer = [0; BOUNCE_BUFFER_BYTES];
     while !left.is_empty() {
         let (piece, rest) = left.split_at(BOUNCE_BUFFER_BYTES as u64);
-        // SAFETY: the piece has at most `BOUNCE_BUFFER_BYTES` bytes, which the buffer has, and lies in the region, which is pinned.
+        // SAFETY: the piece has at most `BOUNCE_BUFFER_BYTES` bytes, which the buffer has, and lies in the region,
+        // which is pinned.
         unsafe { region.read(piece, buffer.as_mut_ptr()) }.map_err(|_| IBV_WC_LOC_PROT_ERR)?;
         f(buffer.as_ptr(), piece.len() as usize)?;
         left = rest;

@@ -141,8 +141,8 @@ fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
 /// Wakes the engine of the receiver of the pending WRs, unless it is not needed.
 ///
 /// The engine makes progress for a program that neither polls nor waits. If the send CQ is armed for solicited
-/// completions, the sender waits only for failures. The function then wakes no receiver that takes messages by itself. A
-/// wake-up would cost a system call for each post, and the engine would revoke the bias of all locks of the receiver.
+/// completions, the sender waits only for failures. The function then wakes no receiver that takes messages by itself.
+/// A wake-up would cost a system call for each post, and the engine would revoke the bias of all locks of the receiver.
 #[cold]
 pub(super) fn wake_receiver_of_pending_wrs(qp: &Qp, sq: &mut SendQueue) {
     if let Some(out) = &mut sq.peer_ring

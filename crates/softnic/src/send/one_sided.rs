@@ -378,7 +378,8 @@ pub(crate) fn read_to_unmapped_or_tell_if_local_failed(
     while !from.is_empty() {
         let (source, sources) = from.split_at(BOUNCE_BUFFER_BYTES as u64);
         let (target, targets) = to.split_at(BOUNCE_BUFFER_BYTES as u64);
-        // SAFETY: the buffer has `BOUNCE_BUFFER_BYTES` bytes, and no piece is longer; both pieces lie in pinned regions (contract).
+        // SAFETY: the buffer has `BOUNCE_BUFFER_BYTES` bytes, and no piece is longer; both pieces lie in pinned regions
+        // (contract).
         unsafe {
             region
                 .read(source, buffer.as_mut_ptr())

@@ -1,8 +1,8 @@
 //! The fast path for one SEND with an inline payload or none, posted alone.
 //!
 //! A program that posts one message a doorbell pays the fixed costs of every post: the lock, the checks, the ring, and
-//! the check whether the receiver sleeps. [`super::run_fast_path`] spreads these costs over a list. The code here does each of
-//! these steps once. Everything unusual is left to the general path.
+//! the check whether the receiver sleeps. [`super::run_fast_path`] spreads these costs over a list. The code here does
+//! each of these steps once. Everything unusual is left to the general path.
 
 use std::sync::atomic::Ordering;
 

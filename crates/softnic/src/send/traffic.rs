@@ -1,5 +1,5 @@
-//! Counts what a send queue sends and gets back, for the [traffic counters](crate::path::traffic) of its port and of the
-//! ports of its destinations.
+//! Counts what a send queue sends and gets back, for the [traffic counters](crate::path::traffic) of its port and of
+//! the ports of its destinations.
 //!
 //! Counting costs a fast path one comparison. As long as a program posts messages of one length, the number of packets
 //! is the distance that `posted` has moved since the first of them. Only a message of another length, or one on the
@@ -146,7 +146,8 @@ impl PacketFormat {
 /// `posted_wrs_at_run_start`.
 #[derive(Clone, Copy)]
 struct EqualMessageRun {
-    /// The destination, times 2^32, plus the length, times two, plus one for WRITEs; [`NO_RUN`] before the first message.
+    /// The destination, times 2^32, plus the length, times two, plus one for WRITEs; [`NO_RUN`] before the first
+    /// message.
     packed_destination_len_and_kind: u64,
     posted_wrs_at_run_start: u64,
     /// Octets of each message, which is one packet.
@@ -300,7 +301,8 @@ impl UnpublishedTraffic {
         }
     }
 
-    /// [`try_count_short_message`](Self::try_count_short_message) for a message whose length differs from that of the run.
+    /// [`try_count_short_message`](Self::try_count_short_message) for a message whose length differs from that of the
+    /// run.
     #[cold]
     #[inline(never)]
     pub(super) fn try_count_short_message_of_other_len(
@@ -359,7 +361,8 @@ impl UnpublishedTraffic {
         self.equal_message_run.posted_wrs_at_run_start += 1;
     }
 
-    /// Counts a work request that the general path has executed by shared memory. Returns true if it is time to publish.
+    /// Counts a work request that the general path has executed by shared memory. Returns true if it is time to
+    /// publish.
     pub(super) fn count_request(
         &mut self,
         opcode: ibv_wr_opcode,
@@ -412,8 +415,8 @@ impl UnpublishedTraffic {
         posted.wrapping_sub(self.posted_wrs_at_last_publication) >= MIN_WRS_TO_PUBLISH_BEFORE_SLEEP
     }
 
-    /// Adds the counts to those of the ports. `peer` is the port of the peer of a connected queue pair, and `open` opens
-    /// the counters of a port.
+    /// Adds the counts to those of the ports. `peer` is the port of the peer of a connected queue pair, and `open`
+    /// opens the counters of a port.
     pub(super) fn publish_to_port_counters(
         &mut self,
         posted: u64,

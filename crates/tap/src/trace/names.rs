@@ -44,7 +44,8 @@ pub(crate) fn write_handle_name(text: &mut String, kind: HandleKind, address: us
         return;
     }
     let number = match NUMBERING_FUNCTION.get() {
-        // SAFETY: the caller of `install_numbering_function` promised this function; the kind's name has the given length.
+        // SAFETY: the caller of `install_numbering_function` promised this function; the kind's name has the given
+        // length.
         Some(number) => unsafe { number(kind.0.as_ptr(), kind.0.len(), address, is_new) },
         None => handle_number(kind.0, address, is_new),
     };
@@ -92,7 +93,8 @@ pub unsafe fn install_numbering_function(number: HandleNumberingFn) {
     let _ = NUMBERING_FUNCTION.set(number);
 }
 
-/// Returns the number of a handle; another library of this process passes this function to [`install_numbering_function`].
+/// Returns the number of a handle; another library of this process passes this function to
+/// [`install_numbering_function`].
 ///
 /// # Safety
 /// `kind` has `len` bytes.

@@ -11,18 +11,19 @@ use crate::args;
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Simulation")]
 pub(crate) struct SimulationArgs {
-    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes; several are
-    /// compared. --keys is the
-    /// size of the tree whose walks cost time, and takes no memory
+    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes;
+    /// several are compared. --keys is the size of the tree whose walks cost time, and takes no memory
     #[arg(long, value_name = "NAME", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["nic_file", "rounds", "workers", "scan_length"])]
     pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
     #[arg(long, value_name = "FILE", conflicts_with_all = args::REAL_NIC_ARG_GROUPS, conflicts_with_all = ["rounds", "workers", "scan_length"])]
     pub(super) nic_file: Option<PathBuf>,
-    /// Where the simulated server and its tree are: host, or dpu on a NIC that has one, such as bf2 [default: each in turn]
+    /// Where the simulated server and its tree are: host, or dpu on a NIC that has one, such as bf2 [default: each in
+    /// turn]
     #[arg(long, value_name = "PLACE")]
     pub(super) place: Option<CorePlace>,
-    /// Cores of the server, a worker each; several with commas between them [default: as many as the place has, at most 8]
+    /// Cores of the server, a worker each; several with commas between them [default: as many as the place has, at most
+    /// 8]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_parser_in_range("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,
     /// Clients [default: 32 that send RPCs, or 2 that READ]

@@ -47,7 +47,8 @@ pub(crate) struct Args {
     pub(super) keys: u64,
     #[command(flatten)]
     pub(super) strings: StringArgs,
-    /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K, or more if keys and values are long; 2K on a simulated NIC]
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K, or more if keys and values are long; 2K on a
+    /// simulated NIC]
     #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(btree::MAX_NODE_BYTES))]
     pub(super) node_size: Option<usize>,
     /// Requests that a client has outstanding [default: 64; 16 on a simulated NIC]

@@ -10,8 +10,8 @@ use crate::args;
 /// The lengths of keys and values.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(crate) struct StringArgs {
-    /// Keys and values are byte strings, and keys have up to so many bytes [default: keys and values are 64-bit numbers; 32
-    /// with --value-size]
+    /// Keys and values are byte strings, and keys have up to so many bytes [default: keys and values are 64-bit
+    /// numbers; 32 with --value-size]
     #[arg(long, value_name = "BYTES", value_parser = args::integer_parser_in_range("a size of keys in bytes", 1..=ByteString::MAX_BYTES))]
     key_size: Option<usize>,
     /// Keys and values are byte strings, and values have up to so many bytes [default: 128 with --key-size]

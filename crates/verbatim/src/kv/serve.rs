@@ -88,7 +88,8 @@ pub(super) const DEFAULT_SINGLE_READ_GET_BYTES: usize = 512;
 #[command(next_help_heading = "Records")]
 pub(crate) struct RecordArgs {
     /// reads: with 0 a GET is two READs (index bucket, item), otherwise one READ of so many bytes, a neighbourhood of
-    /// records with keys and values inline. atomics: what a client READs to find a record [default: reads 0, atomics 512]
+    /// records with keys and values inline. atomics: what a client READs to find a record [default: reads 0, atomics
+    /// 512]
     #[arg(long, value_name = "BYTES", value_parser = args::byte_count_parser_up_to(1 << 16))]
     pub(super) read_size: Option<usize>,
     /// atomics: where locks are: spread (in an array), or record (in each record, at the same offset)

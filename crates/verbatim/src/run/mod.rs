@@ -73,21 +73,21 @@ pub(crate) struct Args {
     trace: Option<PathBuf>,
     /// What the device says that it is, since programs choose features by it: a NIC of `verbatim model` (cx, cx3,
     /// cib, bf2), an adapter of `verbatim devices --adapters` (connectx7, efa, e810, …), which also has that adapter's
-    /// queue pairs, features and limits, or a file with either [default: the software NIC itself]. Its link layer is that
-    /// of the NIC, unless --link-layer or the environment says otherwise
+    /// queue pairs, features and limits, or a file with either [default: the software NIC itself]. Its link layer is
+    /// that of the NIC, unless --link-layer or the environment says otherwise
     #[arg(long, value_name = "NIC")]
     nic: Option<String>,
-    /// Print why each work request failed that fails on the software NIC: the check, its numbers and the queue pair. Without
-    /// it, a process with failures prints their count and the first ones at its end (see docs/why.md)
+    /// Print why each work request failed that fails on the software NIC: the check, its numbers and the queue pair.
+    /// Without it, a process with failures prints their count and the first ones at its end (see docs/why.md)
     #[arg(long)]
     why: bool,
     /// Say at the end whether the program used RDMA: devices, queue pairs, verbs and bytes, a line a process. Implies
     /// --preload
     #[arg(long)]
     summary: bool,
-    /// Load the software NIC's libibverbs before all else, for programs that bring one of their own, as Python wheels do. A
-    /// process that opens no device of it although it looked for one says so at its end [default: for Python and scripts
-    /// of it]
+    /// Load the software NIC's libibverbs before all else, for programs that bring one of their own, as Python wheels
+    /// do. A process that opens no device of it although it looked for one says so at its end [default: for Python and
+    /// scripts of it]
     #[arg(long)]
     preload: bool,
     /// Leave /sys and /dev as they are: no files of an RDMA device there, and no namespace

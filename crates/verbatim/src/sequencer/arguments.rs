@@ -138,9 +138,9 @@ pub(crate) struct SimulationArgs {
     /// Machines that clients run on [default: as few as have a core for each client]
     #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of machines", 1..=40_000usize))]
     pub(super) machines: Option<usize>,
-    /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients over RPC are stop-and-go and
-    /// post each request alone, a worker takes one request of each client in a pass and has a doorbell for each port, and
-    /// each client of spec-s0 keeps 16 requests at one worker. Ours are the default
+    /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients over RPC are stop-and-go
+    /// and post each request alone, a worker takes one request of each client in a pass and has a doorbell for each
+    /// port, and each client of spec-s0 keeps 16 requests at one worker. Ours are the default
     #[arg(long, value_name = "NAME", conflicts_with_all = ["window", "postlist", "batch", "queues"])]
     pub(super) experiment: Option<PublishedExperiment>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output

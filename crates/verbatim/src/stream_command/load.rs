@@ -115,8 +115,8 @@ async fn connect(target: &ServerAddresses<'_>, carrier: Carrier) -> Result<Box<d
     })
 }
 
-/// Connects to a Unix socket. While the server's backlog is full, `connect(2)` fails with `EAGAIN` instead of waiting, as
-/// it does for TCP.
+/// Connects to a Unix socket. While the server's backlog is full, `connect(2)` fails with `EAGAIN` instead of waiting,
+/// as it does for TCP.
 async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {

@@ -207,9 +207,9 @@ pub fn ask_with(address: &str, count: &str, more: &[&str]) -> (Value, Value) {
     (lines[0]["data"].clone(), lines[1]["data"].clone())
 }
 
-/// Runs the shell commands of a page of `docs`, block by block, in a folder; returns the number of commands. A command that
-/// ends in `&` runs in the background until all are done, and the next command waits for its first line. The ports of
-/// Redis and gRPC, 6379 and 50051, are replaced by a free port. Commands find `verbatim` in their `PATH`.
+/// Runs the shell commands of a page of `docs`, block by block, in a folder; returns the number of commands. A command
+/// that ends in `&` runs in the background until all are done, and the next command waits for its first line. The ports
+/// of Redis and gRPC, 6379 and 50051, are replaced by a free port. Commands find `verbatim` in their `PATH`.
 #[track_caller]
 pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");

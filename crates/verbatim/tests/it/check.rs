@@ -169,7 +169,8 @@ fn the_store_is_linearizable_over_packets_that_get_lost() {
     assert!(operations >= Some(500), "{all:#?} {err}");
 }
 
-/// A history without a single answer shows nothing. Clients that all die before their first answer leave such a history.
+/// A history without a single answer shows nothing. Clients that all die before their first answer leave such a
+/// history.
 #[test]
 fn a_history_without_answers_is_no_success() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -96,7 +96,8 @@ fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
     assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
 }
 
-/// A NIC may move completions on before the program polls them, such as when the program arms the CQ. That frees no slot.
+/// A NIC may move completions on before the program polls them, such as when the program arms the CQ. That frees no
+/// slot.
 fn finished_wrs_hold_their_slots_until_they_are_polled(env: &TestEnv) {
     let pair = QpSpec::rc().with_channels().create_connected_pair(env);
     let depth = pair.a.granted_cap.max_send_wr;

@@ -1,5 +1,5 @@
-//! The entry points of each enabled provider. The tap's functions are over them if the verbs of this process are counted
-//! or traced.
+//! The entry points of each enabled provider. The tap's functions are over them if the verbs of this process are
+//! counted or traced.
 
 #[cfg(any(feature = "tap", feature = "simnic"))]
 use std::sync::OnceLock;

@@ -19,8 +19,8 @@ use super::wire::{self, Request};
 /// Folder of the file: a file system in memory, so that no disk is measured.
 const STORE_FOLDER: &str = "/dev/shm";
 
-/// A store whose keys `C` orders, and that a single thread uses. Its file is unlinked, so its memory is freed however the
-/// process ends.
+/// A store whose keys `C` orders, and that a single thread uses. Its file is unlinked, so its memory is freed however
+/// the process ends.
 pub(super) struct Store<C> {
     env: Env,
     db: Database<'static, Bytes, Bytes, C>,

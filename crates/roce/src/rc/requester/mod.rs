@@ -443,10 +443,12 @@ impl Requester {
         [timer, paced].into_iter().flatten().min()
     }
 
-    /// Applies the timers that have expired by `now_ns`; [`append_next_packet`](Self::append_next_packet) then sends again.
+    /// Applies the timers that have expired by `now_ns`; [`append_next_packet`](Self::append_next_packet) then sends
+    /// again.
     ///
-    /// All packets that arrived before `heard_ns` must have been given to [`process_received_packet`](Self::process_received_packet). A timer that
-    /// expires after `heard_ns` is not applied, because the response may still be in a socket buffer.
+    /// All packets that arrived before `heard_ns` must have been given to
+    /// [`process_received_packet`](Self::process_received_packet). A timer that expires after `heard_ns` is not
+    /// applied, because the response may still be in a socket buffer.
     pub fn apply_expired_timers(&mut self, now_ns: u64, heard_ns: u64) {
         if self.failure.is_some() || !self.queue.has_outstanding_packets() {
             return;

@@ -149,8 +149,8 @@ impl RequestQueue {
             .map(|slot| (self.done_request_count + 1, *slot))
     }
 
-    /// Advances `next_send_sequence` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
-    /// that it asks for.
+    /// Advances `next_send_sequence` after a packet of `slot` was sent; a READ request uses the sequence numbers of all
+    /// responses that it asks for.
     pub(super) fn advance_after_send(&mut self, slot: &QueuedRequest) {
         self.next_send_sequence = if slot.completes_by_own_response() {
             self.requests_awaiting_response += 1;
@@ -183,8 +183,8 @@ impl RequestQueue {
     pub(super) fn record_response_to_oldest(&mut self) {
         let taken = self.acked_until_sequence;
         self.acked_until_sequence += 1;
-        // A packet at or after `next_send_sequence` was taken back by a retry, so `requests_awaiting_response` no longer
-        // counts its request.
+        // A packet at or after `next_send_sequence` was taken back by a retry, so `requests_awaiting_response` no
+        // longer counts its request.
         if let Some(front) = self.requests.front()
             && self.acked_until_sequence
                 == front.read_request_end_sequence(&self.connection_parameters, taken)

@@ -1,8 +1,9 @@
 //! The responder of a reliable connection: executes requests in order, each once, and replies to them (IBTA vol. 1,
 //! 9.7.4).
 //!
-//! [`Responder::process_received_packet`] checks a request in the order of the specification. Replies are queued in the order of their
-//! requests until [`Responder::append_next_packet`] sends them. READ data is read from memory when the responses are sent.
+//! [`Responder::process_received_packet`] checks a request in the order of the specification. Replies are queued in the
+//! order of their requests until [`Responder::append_next_packet`] sends them. READ data is read from memory when the
+//! responses are sent.
 
 mod config;
 mod invalid_request;
@@ -568,7 +569,8 @@ impl Responder {
             .sequence_of_psn_nearest_to(packet.bth.psn, self.expected_sequence)
     }
 
-    /// Returns the time at which to call [`append_next_packet`](Self::append_next_packet), if the rate limit delays READ responses.
+    /// Returns the time at which to call [`append_next_packet`](Self::append_next_packet), if the rate limit delays
+    /// READ responses.
     #[must_use]
     pub fn next_send_time_ns(&self) -> Option<u64> {
         let is_held = matches!(

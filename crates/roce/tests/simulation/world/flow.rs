@@ -228,8 +228,8 @@ impl Flow {
         self.offset = offset + bytes.len() as u32;
     }
 
-    /// Takes receive work requests that `try_begin_receive` has reported, as another queue pair of the shared receive queue
-    /// may do.
+    /// Takes receive work requests that `try_begin_receive` has reported, as another queue pair of the shared receive
+    /// queue may do.
     fn steal_receive(&mut self) {
         if !self.is_unreliable && self.rng.chance(self.fault) {
             self.receives = self.receives.saturating_sub(1 + self.rng.below(2));
