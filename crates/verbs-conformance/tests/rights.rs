@@ -6,7 +6,7 @@
 
 use std::process::Command;
 
-/// Each condition (`nic_core::rights::Denied`), and tests of the suite that fail without it.
+/// Each condition (`nic_core::rights::AccessDenied`), and tests of the suite that fail without it.
 const CASES: [(&str, &[&str]); 4] = [
     (
         "QueuePairAccess",
@@ -34,7 +34,7 @@ const CASES: [(&str, &[&str]); 4] = [
         ],
     ),
     (
-        "Range",
+        "OutOfRange",
         &[
             "access::receive_beyond_the_region",
             "access::remote_beyond_the_region",
