@@ -19,7 +19,7 @@
 //! let region = RegionRights { start: 4096, len: 64, access: flag::REMOTE_READ, owner: OwningPdOrQp::region_in_pd(7) };
 //! let qp = QpMemoryRights { requester_access: flag::REMOTE_READ | flag::REMOTE_WRITE, pd_number: 7, qpn: 11 };
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteRead, &qp).unwrap().offset(), 4);
-//! assert_eq!(authorize(&region, (4100, 61), Access::RemoteRead, &qp), Err(AccessDenied::Range));
+//! assert_eq!(authorize(&region, (4100, 61), Access::RemoteRead, &qp), Err(AccessDenied::OutOfRange));
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteWrite, &qp), Err(AccessDenied::RegionAccess));
 //! ```
 

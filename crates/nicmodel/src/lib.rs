@@ -13,7 +13,7 @@
 //! ```
 //! use nicmodel::{Footprint, PostMethod, Operation, Transport, Verb, profile};
 //!
-//! let cib = profile::builtin("cib").expect("it is built in");
+//! let cib = profile::builtin_profile("cib").expect("it is built in");
 //! let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
 //!
 //! // Sixteen SENDs of 60 bytes: two cache lines each, or one doorbell.

@@ -5,17 +5,17 @@
 //! [`NumberChecker`] takes the numbers of all clients and decides whether they came from a correct sequencer.
 //!
 //! ```
-//! use sequencer::{NumberChecker, Client, ClientConfig, Server, ServerConfig, RunEnd};
+//! use sequencer::{NumberChecker, Client, ClientConfig, Server, ServerConfig, RunLimit};
 //!
 //! let server = Server::start(ServerConfig::default())?;
 //! let mut client = Client::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
-//! let report = client.run(RunEnd::Count(10_000));
+//! let report = client.run(RunLimit::Count(10_000));
 //! drop(client);
 //! let stats = server.stop();
 //!
-//! let mut checker = NumberChecker::new(stats.start);
-//! checker.add("the client", &report);
-//! let verdict = checker.verdict(Some(stats.next));
+//! let mut checker = NumberChecker::new(stats.first_number);
+//! checker.add_report("the client", &report);
+//! let verdict = checker.verdict(Some(stats.next_number));
 //! assert!(verdict.ok, "{verdict}");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

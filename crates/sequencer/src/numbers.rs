@@ -15,7 +15,7 @@ use chunk::{BITMAP_WORDS, DuplicateNumbers, NUMBERS_PER_CHUNK as CHUNK, NumberCh
 /// ```
 /// let mut set = sequencer::NumberSet::new();
 /// [7, 8, 7].map(|n| set.insert(n));
-/// assert_eq!((set.len(), set.duplicates()), (2, 1));
+/// assert_eq!((set.len(), set.duplicate_count()), (2, 1));
 /// ```
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(try_from = "SerializedSet", into = "SerializedSet")]

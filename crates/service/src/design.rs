@@ -88,7 +88,7 @@ pub fn check(
 ///         /// By remote atomics.
 ///         Atomics: "atomics", "RC fetch-and-add", [&[verbs::Capability::Rc, verbs::Capability::Atomics]];
 ///         /// By RPC.
-///         Rpc: "rpc", "HERD RPC", [rpc::herd::NEEDS];
+///         Rpc: "rpc", "HERD RPC", [rpc::herd::NEEDED_CAPABILITIES];
 ///     }
 /// }
 /// assert_eq!("rpc".parse(), Ok(Design::Rpc));

@@ -6,7 +6,7 @@
 //! # async fn go() -> Result<(), Box<dyn std::error::Error>> {
 //! // The client: instead of `.connect().await?`
 //! let channel = tonic::transport::Endpoint::from_static("http://127.0.0.1:50051")
-//!     .connect_with_connector(stream::tonic::Connect::new(stream::Connector::shared()?))
+//!     .connect_with_connector(stream::tonic::TonicConnector::new(stream::Connector::process_default()?))
 //!     .await?;
 //! # drop(channel);
 //! // The server: instead of `.serve(address)`

@@ -39,10 +39,10 @@
 //!
 //! let context = Provider::softnic().device(None)?.open()?;
 //! let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-//! let qp = match pd.qp::<Rc>(&cq, &cq).max_send_wr(1 << 30).build() {
+//! let qp = match pd.qp_builder::<Rc>(&cq, &cq).max_send_wr(1 << 30).build() {
 //!     Err(CreateQpError::LimitExceeded { attribute, limit, .. }) => {
 //!         println!("{attribute} may be {limit}");
-//!         pd.qp::<Rc>(&cq, &cq).max_send_wr(limit).build()?
+//!         pd.qp_builder::<Rc>(&cq, &cq).max_send_wr(limit).build()?
 //!     }
 //!     other => other?,
 //! };
@@ -62,7 +62,7 @@
 //! let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
 //!
 //! // Two queue pairs; the second could be in another process.
-//! let (a, b) = (pd.qp::<Rc>(&cq, &cq).build()?, pd.qp::<Rc>(&cq, &cq).build()?);
+//! let (a, b) = (pd.qp_builder::<Rc>(&cq, &cq).build()?, pd.qp_builder::<Rc>(&cq, &cq).build()?);
 //! let (to_a, to_b) = (a.endpoint(), b.endpoint());
 //! let (a, _b) = (a.connect(&to_b)?, b.connect(&to_a)?);
 //!

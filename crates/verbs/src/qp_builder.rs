@@ -440,10 +440,10 @@ impl<T: Connected> PreparedQp<T> {
     /// ```
     /// # let context = verbs::Provider::softnic().device(None)?.open()?;
     /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-    /// let (a, b) = (pd.qp::<verbs::Rc>(&cq, &cq).build()?, pd.qp::<verbs::Rc>(&cq, &cq).build()?);
+    /// let (a, b) = (pd.qp_builder::<verbs::Rc>(&cq, &cq).build()?, pd.qp_builder::<verbs::Rc>(&cq, &cq).build()?);
     /// let (to_a, to_b) = (a.endpoint(), b.endpoint()); // exchange them by any means
     /// let (a, b) = (a.connect(&to_b)?, b.connect(&to_a)?);
-    /// assert_eq!(a.state()?, verbs::QpState::Rts);
+    /// assert_eq!(a.query_state()?, verbs::QpState::Rts);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

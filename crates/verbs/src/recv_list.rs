@@ -19,7 +19,7 @@ use crate::wr_array::{StableArray, clipped_bounds, post_error};
 /// ```
 /// # let context = verbs::Provider::softnic().device(None)?.open()?;
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
-/// # let qp = pd.qp::<verbs::Rc>(&cq, &cq).build()?;
+/// # let qp = pd.qp_builder::<verbs::Rc>(&cq, &cq).build()?;
 /// let mr = pd.alloc(16 * 64, verbs::Access::LOCAL_WRITE)?;
 /// let mut recvs = qp.recv_list(16);
 /// for i in 0..16 {

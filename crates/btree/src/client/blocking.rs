@@ -17,7 +17,7 @@ use crate::wire::Operation;
 /// ```
 /// use btree::{ByteString, Client, ClientConfig, Server, ServerConfig};
 ///
-/// let server = Server::<u64>::start(ServerConfig { keys: 1000, ..Default::default() })?;
+/// let server = Server::<u64>::start(ServerConfig { key_capacity: 1000, ..Default::default() })?;
 /// let mut client = Client::<u64>::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
 /// assert!(!client.put(0, 7, 700)?, "the key is new");
 /// assert!(client.insert_if_absent(0, 7, 701)?, "the key is there, and keeps its value");

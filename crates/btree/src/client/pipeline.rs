@@ -26,7 +26,7 @@ use crate::wire::{self, Operation, Status};
 /// ```
 /// use btree::{Answer, ClientConfig, Operation, PipelinedClient, Server, ServerConfig, PutCondition};
 ///
-/// let server = Server::<u64>::start(ServerConfig { keys: 1000, ..Default::default() })?;
+/// let server = Server::<u64>::start(ServerConfig { key_capacity: 1000, ..Default::default() })?;
 /// let config = ClientConfig { server: server.address().to_string(), ..Default::default() };
 /// let mut pipeline = PipelinedClient::<u64>::connect(config)?;
 /// for key in [3, 1, 2] {

@@ -51,7 +51,7 @@ pub struct RequestTicket(u64);
 /// ```
 /// use kv::{Client, ClientConfig, RequestResult, Server, ServerConfig};
 ///
-/// let server = Server::start(ServerConfig { items: 1000, ..Default::default() })?;
+/// let server = Server::start(ServerConfig { item_capacity: 1000, ..Default::default() })?;
 /// let mut client = Client::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
 /// let version = client.put(b"key", b"value")?;
 /// assert_eq!(client.get(b"key")?.map(|v| v.bytes), Some(b"value".to_vec()));

@@ -23,7 +23,7 @@ use crate::wire::Op;
 /// use futures::future::try_join_all;
 /// use kv::{AsyncClient, Client, ClientConfig, Server, ServerConfig};
 ///
-/// let server = Server::start(ServerConfig { items: 1000, ..Default::default() })?;
+/// let server = Server::start(ServerConfig { item_capacity: 1000, ..Default::default() })?;
 /// let config = ClientConfig { server: server.address().to_string(), ..Default::default() };
 /// let client = AsyncClient::new(Client::connect(config)?);
 /// block_on(async {

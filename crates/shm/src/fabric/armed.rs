@@ -291,7 +291,7 @@ mod tests {
                 }
             });
             let armed = ArmedWord(&word);
-            let _ = armed.end_program_wakes();
+            let _ = armed.forbid_program_wakes();
             let first = armed.disarm_and_take_waker();
             armed.arm(ARMED_ANY, true);
             armed.fence_after_change();

@@ -141,7 +141,7 @@ mod tests {
                 .map(|n| {
                     let owned = Arc::clone(&owned);
                     loom::thread::spawn(move || {
-                        while owned.mailbox().put(n) == Err(MailboxFull) {
+                        while owned.mailbox().put_notice(n) == Err(MailboxFull) {
                             loom::thread::yield_now();
                         }
                     })

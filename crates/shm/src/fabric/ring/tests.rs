@@ -67,9 +67,9 @@ mod loom_tests {
                         for i in 0..2u64 {
                             let n = 2 * list + i;
                             assert_eq!(p.has_room(8), Ok(true));
-                            p.push(header(n as u32), 8, |d| d.set_word(0, 100 + n));
+                            p.push(header(n as u32), 8, |d| d.store_word(0, 100 + n));
                         }
-                        p.publish();
+                        p.publish_postlist();
                     }
                 })
             };
@@ -80,14 +80,14 @@ mod loom_tests {
                     None => thread::yield_now(),
                     Some(r) => {
                         assert_eq!(u64::from(r.header.len_or_value), next);
-                        assert_eq!(r.payload.word(0), 100 + next);
-                        let n = r.slots();
+                        assert_eq!(r.payload.load_word(0), 100 + next);
+                        let n = r.slot_count();
                         c.advance(n);
                         next += 1;
                     }
                 }
             }
-            c.release();
+            c.release_slots();
             sender.join().unwrap();
         });
     }
@@ -107,8 +107,8 @@ mod loom_tests {
                         while p.has_room(96) != Ok(true) {
                             thread::yield_now();
                         }
-                        p.push(header(n as u32), 96, |d| d.set_word(11, n));
-                        p.publish();
+                        p.push(header(n as u32), 96, |d| d.store_word(11, n));
+                        p.publish_postlist();
                     }
                 })
             };
@@ -118,10 +118,10 @@ mod loom_tests {
                 match c.peek().unwrap() {
                     None => thread::yield_now(),
                     Some(r) => {
-                        assert_eq!(r.payload.word(11), next);
-                        let n = r.slots();
+                        assert_eq!(r.payload.load_word(11), next);
+                        let n = r.slot_count();
                         c.advance(n);
-                        c.release();
+                        c.release_slots();
                         next += 1;
                     }
                 }
