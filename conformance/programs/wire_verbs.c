@@ -30,7 +30,7 @@
 
 enum { AREA = 8 << 20, QKEY = 0x11111111, GRH = 40, BURST = 64, SLOT = 8192, DEPTH = 512 };
 /* Seconds for a completion of a reliable queue pair, milliseconds for a message that may be lost. */
-enum { PATIENCE_S = 60, LOST_MS = 300, RNR_US = 5000 };
+enum { PATIENCE_S = 60, LOST_MS = 1000, RNR_US = 5000 };
 
 enum verb { SEND, SEND_IMM, SEND_INV, WRITE, WRITE_IMM, READ, FETCH_ADD, COMPARE_SWAP, VERBS };
 static const char *const NAMES[VERBS] = { "SEND", "SEND with immediate", "SEND with invalidate", "WRITE",
