@@ -33,7 +33,7 @@ pub struct ServerLoad<T: KeyOrValue = u64> {
 }
 
 impl<T: KeyOrValue> ServerLoad<T> {
-    /// Decodes the entries of the answer to [`Op::ReadServerLoad`](crate::Op::ReadServerLoad); returns `None` if there
+    /// Decodes the entries of the answer to [`Operation::ReadServerLoad`](crate::Operation::ReadServerLoad); returns `None` if there
     /// are fewer than two.
     pub fn decode(entries: &[(T, T)]) -> Option<Self> {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =

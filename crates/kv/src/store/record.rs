@@ -182,7 +182,7 @@ impl RecordLayout {
         key.len() <= self.key_bytes && value.len() <= self.value_bytes
     }
 
-    /// Encodes a body into `into`. A removed key has no value. Key and value must [fit](Self::fits).
+    /// Encodes a body into `into`. A removed key has no value. Key and value must [fit](Self::fits_key_and_value).
     pub(crate) fn encode_body(
         &self,
         into: &mut [u8],
