@@ -27,7 +27,7 @@ struct ProducerCursor {
     max_payload_place_end: u64,
 }
 
-/// The run of latest committed records that all have `slots` slots.
+/// The run of latest committed records that all have `slots_per_record` slots.
 #[derive(Clone, Copy)]
 struct EqualSizeRun {
     slots_per_record: u64,
@@ -35,7 +35,7 @@ struct EqualSizeRun {
 }
 
 impl EqualSizeRun {
-    /// Records that the producer has committed a record of `slots` slots at `pos`.
+    /// Adds a committed record of `slots` slots at `pos` to the run; starts a new run if the size differs.
     #[inline(always)]
     fn continue_or_restart(&mut self, pos: u64, slots: u64) {
         if slots != self.slots_per_record {
