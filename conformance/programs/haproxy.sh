@@ -1,8 +1,19 @@
 #!/bin/sh
 # HAProxy, which splices between its clients and nginx, until it is interrupted: haproxy.sh PORT.
 set -e
-behind=$(($1 < 40000 ? $1 + 20000 : $1 - 20000))
+# Below the ports that the kernel gives to clients, one of which may be in use.
+behind=$((10000 + $1 % 20000))
 sh "$(dirname "$0")/nginx.sh" "$behind" &
+nginx=$!
+# HAProxy closes the connections of its clients while nginx does not listen.
+until grep -q "^ *[0-9]*: 0100007F:$(printf %04X "$behind") 00000000:0000 0A " /proc/net/tcp; do
+	if ! kill -0 "$nginx" 2> /dev/null; then
+		echo "nginx has ended before it listened"
+		cat nginx/error.log
+		exit 1
+	fi
+	sleep 0.05
+done
 cat > haproxy.cfg << END
 global
 	maxconn 200

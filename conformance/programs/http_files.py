@@ -1,8 +1,8 @@
 """Asks an HTTP server for files over connections that stay open, from several threads: http_files.py URL SUMS COUNT."""
 
+import concurrent.futures
 import hashlib
 import sys
-import threading
 
 import requests
 
@@ -20,10 +20,8 @@ def ask():
                     wrong.append((i, name, answer.status_code, len(answer.content)))
 
 
-threads = [threading.Thread(target=ask) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    for asked in [pool.submit(ask) for _ in range(4)]:
+        asked.result()
 assert not wrong, wrong[:3]
 print(f"{4 * count * len(wanted)} files as they are")
