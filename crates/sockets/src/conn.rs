@@ -21,6 +21,7 @@ use crate::not_rdma_reason::NotRdmaReason;
 use crate::page_side::PageAndSide;
 use crate::remote_peer::RemotePeer;
 use crate::ring::Ring;
+use crate::watched_connections::unpark_watches_of;
 use crate::{ended_connection_totals, real_libc, remove_stale_pages};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
@@ -77,6 +78,8 @@ pub(crate) struct Conn {
     pub(crate) send_found_no_room: AtomicBool,
     /// Number of threads and epoll instances that sleep until data arrive.
     pub(crate) data_sleeper_count: AtomicU32,
+    /// Number of epoll instances that have parked the connection. Each of them counts as a sleeper, too.
+    pub(crate) parked_watch_count: AtomicU32,
     /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps until data arrive,
     /// receives the wake byte.
     pub(crate) room_lock: Mutex<()>,
@@ -142,6 +145,7 @@ impl Default for Conn {
             tcp_bytes_sent: AtomicU64::new(0),
             send_found_no_room: AtomicBool::new(false),
             data_sleeper_count: AtomicU32::new(0),
+            parked_watch_count: AtomicU32::new(0),
             room_lock: Mutex::default(),
             room_available: Condvar::new(),
             setup: Mutex::default(),
@@ -187,6 +191,13 @@ impl Conn {
     #[inline]
     pub(crate) fn is_plain_tcp(&self) -> bool {
         !matches!(self.phase(), Phase::QpConnected | Phase::RdmaByOtherProcess)
+    }
+
+    /// Returns true if the connection is on RDMA to another host.
+    pub(crate) fn is_between_hosts(&self) -> bool {
+        let rx = lock(&self.rx);
+        let link = rx.page_and_side.as_ref();
+        link.is_some_and(|link| link.remote_peer.is_some())
     }
 
     /// Returns true if a call of another thread can take the connection to RDMA.
@@ -330,6 +341,7 @@ impl Conn {
         if self.phase() == Phase::RdmaByOtherProcess {
             self.set_phase(Phase::QpConnected);
         }
+        unpark_watches_of(self);
         real_libc::set_errno(before);
     }
 
@@ -414,20 +426,28 @@ impl Conn {
         }
         *setup = SetupState::default();
         self.set_phase(Phase::Tcp);
+        unpark_watches_of(self);
         real_libc::set_errno(before);
     }
 
     /// Closes this side.
     fn close_side(&self, fd: i32, link: &PageAndSide, setup: &SetupState, ring: Option<Ring>) {
         let incoming = link.incoming_words();
+        let is_read = || {
+            let taken = incoming.rdma_bytes_taken.load(Ordering::Relaxed);
+            ring.as_ref().is_none_or(|ring| ring.tail() == taken)
+        };
         if link.remote_peer.is_some() {
+            if is_read() && !self.may_be_shared() {
+                // The peer may send a wake byte until the descriptor is closed, and the kernel answers that by a reset.
+                // The peer takes it for the end if the end has come before.
+                real_libc::end_stream_before_close(fd);
+            }
             self.take_last_records(fd, link, ring.as_ref());
         } else {
             discard_wake_bytes(fd, &incoming);
         }
-        let is_read = ring
-            .as_ref()
-            .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
+        let is_read = is_read();
         // Between hosts a direction stays on RDMA until the peer's record is read.
         let may_come =
             link.remote_peer.is_some() && incoming.state.load(Ordering::Acquire) == state::RDMA;
@@ -473,6 +493,7 @@ impl Conn {
     pub(crate) fn after_fork_in_child(&self) -> bool {
         // The child has only the thread that forked.
         self.data_sleeper_count.store(0, Ordering::SeqCst);
+        self.parked_watch_count.store(0, Ordering::SeqCst);
         let locks = (
             self.setup.try_lock(),
             self.rx.try_lock(),

@@ -195,6 +195,7 @@ pub(crate) fn remove_entry(fd: i32) {
         Some(DescriptorEntry::Epoll(epoll, index))
             if epoll.descriptor_refs().fetch_sub(1, Ordering::AcqRel) == 1 =>
         {
+            epoll.release();
             EPOLLS.free(index);
         }
         _ => {}

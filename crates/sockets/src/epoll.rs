@@ -4,7 +4,6 @@
 //! connection is registered with a token in place of the program's data, so that its events can be recognised and
 //! examined.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -12,14 +11,16 @@ use std::time::Instant;
 use libc::{c_int, epoll_event};
 
 use crate::conn::Conn;
+use crate::nested_epoll::NestedEpoll;
 use crate::nic::{lock, try_lock};
 use crate::real_libc;
 use crate::spin::Spin;
 use crate::watched_connection::{
-    ONESHOT, READABLE_EVENTS, WRITABLE_EVENTS, WatchedConnection, epoll_token, fd_of_token,
+    ONESHOT, READABLE_EVENTS, WRITABLE_EVENTS, WatchedConnection, fd_of_token,
 };
+use crate::watched_connections::WatchedConnections;
 
-/// While connections are ready, the kernel is asked for other events once in so many calls.
+/// While connections are ready, the kernel is asked for other events in place of them after so many calls.
 const CALLS_PER_KERNEL_POLL: u32 = 16;
 
 /// The RDMA connections that an epoll instance watches.
@@ -28,7 +29,7 @@ pub(crate) struct Epoll {
     descriptor_refs: AtomicU32,
     /// Increases with each instance for which this object is reused.
     generation: AtomicU32,
-    calls: AtomicU32,
+    calls_since_kernel_poll: AtomicU32,
     watched: Mutex<Watched>,
     /// Number of watched connections and epoll instances.
     watched_count: AtomicUsize,
@@ -36,9 +37,8 @@ pub(crate) struct Epoll {
 
 #[derive(Default)]
 struct Watched {
-    connections: Vec<WatchedConnection>,
+    connections: WatchedConnections,
     nested_epolls: Vec<NestedEpoll>,
-    index_by_fd: HashMap<c_int, usize>,
     /// Index at which the next search begins, so that each connection gets its turn.
     next_search_index: usize,
     /// Number of threads that sleep until an event occurs.
@@ -58,13 +58,18 @@ impl Epoll {
     pub(crate) fn reset(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.descriptor_refs.store(1, Ordering::Relaxed);
+        self.release();
+        *lock(&self.watched) = Watched::default();
+    }
+
+    /// Forgets the watched connections when the last descriptor of this process is closed: they are sleepers no more.
+    pub(crate) fn release(&self) {
         let mut watched = lock(&self.watched);
-        watched
-            .connections
-            .iter_mut()
-            .for_each(WatchedConnection::end_data_sleep);
-        *watched = Watched::default();
-        self.watched_count.store(0, Ordering::Relaxed);
+        let mut connections = std::mem::take(&mut watched.connections);
+        connections.unpark_all(0);
+        let all = connections.active_mut().iter_mut();
+        all.for_each(WatchedConnection::end_data_sleep);
+        self.watched_count.store(watched.count(), Ordering::Relaxed);
     }
 
     pub(crate) fn descriptor_refs(&self) -> &AtomicU32 {
@@ -82,8 +87,11 @@ impl Epoll {
 
     /// Takes the wake bytes of the watched connections, except those that sleepers need.
     pub(crate) fn take_wake_bytes(&self) {
-        let watched = lock(&self.watched);
-        let rdma = watched.connections.iter().filter(|watch| !watch.is_plain());
+        let mut watched = lock(&self.watched);
+        let sleepers = watched.sleeper_count;
+        watched.connections.unpark_all(sleepers);
+        let connections = watched.connections.all().iter();
+        let rdma = connections.filter(|watch| !watch.is_plain());
         rdma.for_each(|watch| watch.conn.take_wake_bytes_unless_needed(watch.fd));
     }
 
@@ -103,7 +111,11 @@ impl Epoll {
             return false;
         }
         let watched = lock(&self.watched);
-        watched.connections.iter().any(|watch| !watch.is_plain())
+        watched
+            .connections
+            .all()
+            .iter()
+            .any(|watch| !watch.is_plain())
             || watched
                 .nested_epolls
                 .iter()
@@ -132,8 +144,7 @@ impl Epoll {
             return;
         };
         watched.sleeper_count = 0;
-        for watch in &mut watched.connections {
-            watch.sleeps_for_data = false;
+        for watch in watched.connections.forget_sleeps() {
             let new = renewed
                 .iter()
                 .find(|(old, _)| std::ptr::eq(*old, watch.conn));
@@ -154,13 +165,10 @@ impl Epoll {
         event: Option<epoll_event>,
     ) -> Option<c_int> {
         let mut watched = lock(&self.watched);
-        let known = watched.index_by_fd.get(&fd).copied();
         match (op, event) {
             (libc::EPOLL_CTL_DEL, _) => {
                 watched.remove_nested(fd);
-                if let Some(at) = known {
-                    watched.remove(at);
-                }
+                watched.connections.remove(fd);
                 self.watched_count.store(watched.count(), Ordering::Relaxed);
                 None
             }
@@ -174,7 +182,7 @@ impl Epoll {
                         return Some(done);
                     }
                 };
-                if op == libc::EPOLL_CTL_MOD && known.is_none() {
+                if op == libc::EPOLL_CTL_MOD && !watched.connections.contains(fd) {
                     return None;
                 }
                 let mut watch = WatchedConnection {
@@ -187,6 +195,7 @@ impl Epoll {
                     has_oneshot_fired: false,
                     sleeps_for_data: false,
                     received_bytes_at_last_report: None,
+                    sleeps_without_event: 0,
                 };
                 watch.kernel_events = watch.kernel_interest();
                 if watched.sleeper_count > 0 {
@@ -194,7 +203,7 @@ impl Epoll {
                 }
                 let done = watch.update_kernel_watch(epoll, op);
                 if done == 0 {
-                    watched.add_watch(watch);
+                    watched.connections.add(watch);
                     self.watched_count.store(watched.count(), Ordering::Relaxed);
                 } else {
                     watch.end_data_sleep();
@@ -215,13 +224,24 @@ impl Epoll {
     ) -> c_int {
         loop {
             if self.watched_count.load(Ordering::Relaxed) > 0 {
+                let mut ask_kernel = |events: &mut [epoll_event]| {
+                    self.calls_since_kernel_poll.store(0, Ordering::Relaxed);
+                    let n = sleep(events, 0);
+                    self.translate_kernel_events(epoll, events, n)
+                };
+                let calls = self.calls_since_kernel_poll.fetch_add(1, Ordering::Relaxed);
+                if calls >= CALLS_PER_KERNEL_POLL {
+                    let n = ask_kernel(events);
+                    if n != 0 {
+                        return n;
+                    }
+                }
                 let found = lock(&self.watched).collect_ready(epoll, events);
                 if found > 0 {
-                    return self.add_kernel_events_in_turn(epoll, events, found);
+                    return c_int::try_from(found).unwrap_or(c_int::MAX);
                 }
                 // Before sleeping, the kernel is asked once for all other events.
-                let n = sleep(events, 0);
-                let n = self.translate_kernel_events(epoll, events, n);
+                let n = ask_kernel(events);
                 if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
                     return n;
                 }
@@ -250,60 +270,6 @@ impl Epoll {
         }
     }
 
-    /// Adds the kernel's events to those already found, once in [`CALLS_PER_KERNEL_POLL`] calls. Returns the total.
-    fn add_kernel_events_in_turn(
-        &self,
-        epoll: c_int,
-        events: &mut [epoll_event],
-        found: usize,
-    ) -> c_int {
-        let mut total = c_int::try_from(found).unwrap_or(0);
-        let is_turn = self
-            .calls
-            .fetch_add(1, Ordering::Relaxed)
-            .is_multiple_of(CALLS_PER_KERNEL_POLL);
-        if is_turn && let Some(rest) = events.get_mut(found..).filter(|rest| !rest.is_empty()) {
-            let max = c_int::try_from(rest.len()).unwrap_or(c_int::MAX);
-            // SAFETY: `rest` has room for `max` events.
-            let n = unsafe { real_libc::epoll_wait(epoll, rest.as_mut_ptr(), max, 0) };
-            if n > 0 {
-                total += self.translate_further_kernel_events(epoll, events, found, n);
-            }
-        }
-        total
-    }
-
-    /// Translates the kernel's `n` events after the first `found`, and returns the number of further events. Events of
-    /// connections that are already among the found ones are added to those.
-    fn translate_further_kernel_events(
-        &self,
-        epoll: c_int,
-        events: &mut [epoll_event],
-        found: usize,
-        n: c_int,
-    ) -> c_int {
-        let mut watched = lock(&self.watched);
-        let mut kept = found;
-        for i in found..found + usize::try_from(n).unwrap_or(0) {
-            let Some(event) = events.get(i).copied() else {
-                break;
-            };
-            let data = event.u64;
-            let event = match fd_of_token(data) {
-                None => Some(event),
-                // The kernel does not report an edge again, so no event is dropped.
-                Some(fd) => watched
-                    .translate_kernel_event(epoll, fd, event.events)
-                    .filter(|new| !add_to_event_of_same_data(&mut events[..found], *new)),
-            };
-            if let Some(event) = event {
-                events[kept] = event;
-                kept += 1;
-            }
-        }
-        c_int::try_from(kept - found).unwrap_or(0)
-    }
-
     /// Translates the kernel's `n` events into the program's, and returns their number. Returns an `n` below 1
     /// unchanged.
     fn translate_kernel_events(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
@@ -324,21 +290,6 @@ impl Epoll {
             }
         }
         c_int::try_from(kept).unwrap_or(0)
-    }
-}
-
-/// Adds the event to one of `events` with the same data. Returns false if there is none.
-fn add_to_event_of_same_data(events: &mut [epoll_event], new: epoll_event) -> bool {
-    let data = new.u64;
-    let same = events.iter_mut().find(|old| {
-        let known = old.u64;
-        known == data
-    });
-    if let Some(old) = same {
-        old.events |= new.events;
-        true
-    } else {
-        false
     }
 }
 
@@ -394,35 +345,18 @@ impl Watched {
         self.connections.len() + self.nested_epolls.len()
     }
 
-    fn add_watch(&mut self, watch: WatchedConnection) {
-        match self.index_by_fd.get(&watch.fd).copied() {
-            Some(at) => std::mem::replace(&mut self.connections[at], watch).end_data_sleep(),
-            None => {
-                self.index_by_fd.insert(watch.fd, self.connections.len());
-                self.connections.push(watch);
-            }
-        }
-    }
-
-    fn remove(&mut self, at: usize) {
-        let mut gone = self.connections.swap_remove(at);
-        gone.end_data_sleep();
-        self.index_by_fd.remove(&gone.fd);
-        if let Some(moved) = self.connections.get(at) {
-            self.index_by_fd.insert(moved.fd, at);
-        }
-    }
-
     /// Collects the events of connections without asking the kernel.
     fn collect_ready(&mut self, epoll: c_int, events: &mut [epoll_event]) -> usize {
         let mut found = 0;
         let mut looked = 0;
-        while looked < self.connections.len() && found < events.len() {
-            let at = (self.next_search_index + looked) % self.connections.len();
+        self.connections.unpark_changed(self.sleeper_count);
+        while looked < self.connections.active_len() && found < events.len() {
+            let at = (self.next_search_index + looked) % self.connections.active_len();
             looked += 1;
-            let watch = &mut self.connections[at];
+            let watch = &mut self.connections.active_mut()[at];
             if watch.is_closed() {
-                self.remove(at);
+                let fd = watch.fd;
+                self.connections.remove(fd);
                 continue;
             }
             if watch.conn.is_plain_tcp() && watch.kernel_events == watch.kernel_interest() {
@@ -460,23 +394,22 @@ impl Watched {
                 && !watch.conn.is_plain_tcp()
                 && watch.conn.is_ring_full_checking_peer()
         };
-        self.connections.iter().any(waits)
+        self.connections.active().iter().any(waits)
             || self.nested_epolls.iter().any(NestedEpoll::waits_for_room)
     }
 
-    fn any_ready(&self) -> bool {
+    fn any_ready(&mut self) -> bool {
+        self.connections.unpark_changed(self.sleeper_count);
         let is_ready =
             |watch: &WatchedConnection| !watch.is_plain() && watch.events_to_report(0).0 != 0;
-        self.connections.iter().any(is_ready)
+        self.connections.active().iter().any(is_ready)
             || self.nested_epolls.iter().any(NestedEpoll::is_ready)
     }
 
     fn begin_sleep(&mut self) -> bool {
+        self.connections.unpark_changed(self.sleeper_count);
         self.sleeper_count += 1;
-        let mut ready = false;
-        for watch in &mut self.connections {
-            ready |= watch.request_wake_bytes();
-        }
+        let mut ready = self.connections.begin_sleep();
         for nested in &self.nested_epolls {
             ready |= nested.begin_sleeps(1);
         }
@@ -485,11 +418,11 @@ impl Watched {
 
     fn end_sleep(&mut self) {
         self.sleeper_count = self.sleeper_count.saturating_sub(1);
-        for watch in &mut self.connections {
+        for watch in self.connections.active_mut() {
             if self.sleeper_count == 0 {
                 watch.end_data_sleep();
-            } else if watch.sleeps_for_data && !watch.conn.is_plain_tcp() {
-                watch.conn.request_next_wake_byte();
+            } else {
+                watch.request_wake_byte_for_other_sleepers();
             }
         }
         self.nested_epolls
@@ -507,10 +440,9 @@ impl Watched {
         if let Some(nested) = self.nested_epolls.iter_mut().find(|nested| nested.fd == fd) {
             return nested.translate_kernel_event(kernel);
         }
-        let at = *self.index_by_fd.get(&fd)?;
-        let watch = self.connections.get_mut(at)?;
+        let watch = self.connections.unpark(fd, self.sleeper_count)?;
         if watch.is_closed() {
-            self.remove(at);
+            self.connections.remove(fd);
             return None;
         }
         if watch.conn.is_plain_tcp() {
@@ -533,94 +465,5 @@ impl Watched {
             return None;
         }
         Some(watch.mark_reported_and_make_event(epoll, ready, seen))
-    }
-}
-
-/// An epoll instance that another one watches. A thread that sleeps in the outer instance is also a sleeper of the
-/// inner one: its connections ask their peers for wake bytes.
-struct NestedEpoll {
-    fd: c_int,
-    epoll: &'static Epoll,
-    epoll_generation: u32,
-    requested_events: u32,
-    program_data: u64,
-    /// True for a one-shot watch that has reported.
-    has_oneshot_fired: bool,
-}
-
-impl NestedEpoll {
-    fn new(fd: c_int, epoll: &'static Epoll, event: epoll_event) -> Self {
-        Self {
-            fd,
-            epoll,
-            epoll_generation: epoll.generation(),
-            requested_events: event.events,
-            program_data: event.u64,
-            has_oneshot_fired: false,
-        }
-    }
-
-    /// Tells the kernel to watch the instance for the outer instance `outer`.
-    fn update_kernel_watch(&self, outer: c_int, op: c_int) -> c_int {
-        real_libc::control_epoll(
-            outer,
-            op,
-            self.fd,
-            self.requested_events,
-            epoll_token(self.fd),
-        )
-    }
-
-    /// Returns the inner instance, unless it was closed.
-    fn epoll_if_open(&self) -> Option<&'static Epoll> {
-        self.epoll
-            .has_generation(self.epoll_generation)
-            .then_some(self.epoll)
-    }
-
-    /// Begins `count` sleeps of threads in the outer instance. Returns true if a connection is ready already.
-    fn begin_sleeps(&self, count: u32) -> bool {
-        let begin = |epoll: &Epoll| (0..count).fold(false, |ready, _| epoll.begin_sleep() | ready);
-        self.epoll_if_open().is_some_and(begin)
-    }
-
-    fn end_sleeps(&self, count: u32) {
-        if let Some(epoll) = self.epoll_if_open() {
-            (0..count).for_each(|_| epoll.end_sleep());
-        }
-    }
-
-    fn watches_rdma_connection(&self) -> bool {
-        self.epoll_if_open()
-            .is_some_and(Epoll::watches_rdma_connection)
-    }
-
-    fn waits_for_room(&self) -> bool {
-        self.epoll_if_open().is_some_and(Epoll::waits_for_room)
-    }
-
-    /// Returns true if an event must be reported that the kernel does not know.
-    fn is_ready(&self) -> bool {
-        self.requested_events & READABLE_EVENTS != 0
-            && !self.has_oneshot_fired
-            && self
-                .epoll_if_open()
-                .is_some_and(Epoll::has_ready_connection)
-    }
-
-    /// Returns the event to report after the kernel found the instance readable, which may be by wake bytes alone.
-    fn translate_kernel_event(&mut self, kernel: u32) -> Option<epoll_event> {
-        let epoll = self.epoll_if_open()?;
-        epoll.take_wake_bytes();
-        let is_ready = self.is_ready() || real_libc::poll_one(self.fd, libc::POLLIN, 0).0 > 0;
-        is_ready.then(|| self.mark_reported_and_make_event(kernel))
-    }
-
-    fn mark_reported_and_make_event(&mut self, events: u32) -> epoll_event {
-        self.has_oneshot_fired = self.requested_events & ONESHOT != 0;
-        epoll_event {
-            events: events & self.requested_events,
-            u64: self.program_data,
-        }
     }
 }

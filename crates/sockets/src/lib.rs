@@ -16,6 +16,7 @@ pub mod fork;
 pub mod fuzz;
 #[allow(unsafe_code)]
 pub mod iovec_cursor;
+mod nested_epoll;
 #[allow(unsafe_code)]
 mod nic;
 mod peer_lookup;
@@ -47,3 +48,4 @@ mod spin;
 #[allow(unsafe_code)]
 mod splice;
 mod watched_connection;
+mod watched_connections;

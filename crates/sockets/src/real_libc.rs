@@ -194,6 +194,20 @@ pub(crate) fn reset_connection(fd: c_int) {
     unsafe { connect(fd, &raw const nowhere, len) };
 }
 
+/// Ends the stream to the peer, unless the program wants `close(2)` to reset the connection (`SO_LINGER`).
+pub(crate) fn end_stream_before_close(fd: c_int) {
+    let mut linger = libc::linger {
+        l_onoff: 0,
+        l_linger: 0,
+    };
+    // A socket without the option has its default: no linger.
+    let _ = fixed_size_socket_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger);
+    if linger.l_onoff == 0 || linger.l_linger != 0 {
+        // SAFETY: the call has no pointers.
+        unsafe { shutdown(fd, libc::SHUT_WR) };
+    }
+}
+
 /// Copies the next bytes of the stream without taking them and without waiting. Returns their number, 0 at the end of
 /// the stream, and -1 with `errno` on an error.
 pub(crate) fn peek_bytes(fd: c_int, to: &mut [u8]) -> ssize_t {

@@ -1,14 +1,14 @@
 //! A connection that an epoll instance watches, and the events to report of it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use libc::{
     EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDBAND,
     EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM, c_int, epoll_event,
 };
 
-use crate::conn::Conn;
+use crate::conn::{Conn, Phase};
 use crate::real_libc;
 use crate::receiving::Readiness;
 
@@ -36,6 +36,8 @@ pub(crate) struct WatchedConnection {
     pub(crate) sleeps_for_data: bool,
     /// Number of bytes received when `EPOLLIN` was last reported; `None` before the first report.
     pub(crate) received_bytes_at_last_report: Option<u64>,
+    /// Number of sleeps of the instance since the last event.
+    pub(crate) sleeps_without_event: u32,
 }
 
 /// Returns the upper half of tokens, which no pointer of a program and no small number has.
@@ -104,6 +106,55 @@ impl WatchedConnection {
         // A sleeper that waits for room also checks whether the peer still exists.
         if !self.conn.is_plain_tcp() && (is_ready || self.requested_events & WRITABLE_EVENTS != 0) {
             self.kernel_events |= EPOLLOUT.cast_unsigned();
+        }
+    }
+
+    /// Parks the connection, whose peer has the request for a wake byte. Returns false, and changes nothing, if this
+    /// instance must look at the connection at each wait.
+    pub(crate) fn try_enter_parking(&mut self) -> bool {
+        // A change by another thread from here on makes the watch active again (`unpark_watches_of`).
+        self.conn.parked_watch_count.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let may_park = !self.is_closed() && (self.has_oneshot_fired || self.may_rely_on_kernel());
+        if !may_park {
+            self.conn.parked_watch_count.fetch_sub(1, Ordering::SeqCst);
+        }
+        may_park
+    }
+
+    /// Returns true if the next event makes the descriptor ready for the kernel.
+    fn may_rely_on_kernel(&self) -> bool {
+        if self.kernel_events != self.kernel_interest() {
+            return false;
+        }
+        match self.conn.phase() {
+            Phase::Tcp | Phase::NotStarted => return true,
+            Phase::QpConnected => {}
+            Phase::WaitingForPeer | Phase::RdmaByOtherProcess => return false,
+        }
+        let (ready, is) = self.events_to_report(0);
+        let waits_for_room = self.requested_events & WRITABLE_EVENTS != 0
+            && !is.writable
+            && !is.must_ask_kernel_for_writable;
+        // Between hosts, requests for wake bytes are used up, and repeated for a peer that may have vanished.
+        ready == 0 && !waits_for_room && !self.conn.is_between_hosts()
+    }
+
+    /// Ends what [`try_enter_parking`](Self::try_enter_parking) began. `sleepers` threads sleep in the instance.
+    pub(crate) fn leave_parking(&mut self, sleepers: u32) {
+        self.conn.parked_watch_count.fetch_sub(1, Ordering::SeqCst);
+        self.sleeps_without_event = 0;
+        if sleepers == 0 {
+            self.end_data_sleep();
+        } else {
+            self.request_wake_byte_for_other_sleepers();
+        }
+    }
+
+    /// Asks for a further wake byte, if threads still sleep in the instance after one has woken.
+    pub(crate) fn request_wake_byte_for_other_sleepers(&self) {
+        if self.sleeps_for_data && !self.conn.is_plain_tcp() {
+            self.conn.request_next_wake_byte();
         }
     }
 
@@ -179,6 +230,7 @@ impl WatchedConnection {
         ready: u32,
         seen: Readiness,
     ) -> epoll_event {
+        self.sleeps_without_event = 0;
         if ready & READABLE_EVENTS != 0 && seen.readable {
             self.received_bytes_at_last_report = Some(seen.arrived_rdma_bytes);
         } else {

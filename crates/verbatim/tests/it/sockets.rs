@@ -65,6 +65,16 @@ fn an_event_driven_program_gets_its_edges() {
 }
 
 #[test]
+fn a_crowd_of_idle_connections_still_gets_its_events() {
+    brings_by("crowd", "auto", None);
+}
+
+#[test]
+fn threads_share_a_crowd_of_idle_connections() {
+    brings_by("crowd_of_threads", "auto", None);
+}
+
+#[test]
 fn poll_select_timeouts_and_half_close() {
     brings("polled");
 }

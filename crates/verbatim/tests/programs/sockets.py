@@ -155,6 +155,8 @@ class EpollEvent(ctypes.Structure):
 
 DATA = 0x1122334455667788
 PATTERN = bytes(range(251)) * 12_000
+# More than the ring of a connection has room for.
+MUCH = PATTERN[:400_000]
 
 
 def answer_commands(sock):
@@ -638,6 +640,142 @@ def stopped(sock, is_server):
     sock.sendall(PATTERN)
     timer.join()
     assert read_exactly(sock, len(PATTERN)) == PATTERN
+
+
+def crowd(sock, is_server):
+    """Many connections of an epoll instance, of which most are idle for long: data, room, ends and changes still come."""
+    crowd_by(sock, is_server, threads=1, oneshot=0)
+
+
+def crowd_of_threads(sock, is_server):
+    """The same with threads that share the instance, and one-shot watches."""
+    crowd_by(sock, is_server, threads=2, oneshot=select.EPOLLONESHOT)
+
+
+def crowd_by(sock, is_server, threads, oneshot):
+    count = 90
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=count)
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        serve_crowd([listener.accept()[0] for _ in range(count)], threads, oneshot)
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    others = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    busy, idle = others[0], others[1:]
+    while sum(" rdma " in line for line in path_of(port)) < count * int(os.environ["LINES"]):
+        for other in others:
+            other.settimeout(30)
+            warm(other, False)
+
+    def let_others_idle():
+        """The server sleeps before each of these messages."""
+        for i in range(80):
+            time.sleep(0.002)
+            busy.sendall(b"%05d" % i)
+            assert read_exactly(busy, 5) == b"%05d" % i
+
+    for _ in range(2):
+        let_others_idle()
+        for i, other in enumerate(idle):
+            other.sendall(b"%05d" % i)
+            assert read_exactly(other, 5) == b"%05d" % i
+    let_others_idle()
+    # The server sends more than has room to connections that have been idle, and to one that it takes back to TCP.
+    busy.sendall(b"send!")
+    time.sleep(0.1)
+    for other in idle:
+        assert read_exactly(other, len(MUCH)) == MUCH
+    assert read_exactly(busy, 5) == b"send!"
+    let_others_idle()
+    for i, other in enumerate(idle):
+        if i % 2:
+            other.close()
+        else:
+            other.shutdown(socket.SHUT_WR)
+            assert other.recv(1) == b""
+    busy.close()
+
+
+def serve_crowd(others, threads, oneshot):
+    """Answers messages of 5 bytes on all connections until each has ended."""
+    kinds = [0, select.EPOLLET, select.EPOLLET | select.EPOLLOUT]
+    poller = select.epoll()
+    unsent = {}
+    open_ones = {other.fileno(): other for other in others}
+    wanted = {fd: select.EPOLLIN | kinds[i % 3] | oneshot for i, fd in enumerate(open_ones)}
+    for fd, other in open_ones.items():
+        other.setblocking(False)
+        unsent[fd] = b""
+        poller.register(fd, wanted[fd])
+
+    def send(fd):
+        try:
+            while unsent[fd]:
+                unsent[fd] = unsent[fd][open_ones[fd].send(unsent[fd][:50_000]) :]
+        except BlockingIOError:
+            pass
+
+    def demote(other):
+        try:
+            other.recv(1, socket.MSG_TRUNC)
+        except BlockingIOError:
+            pass
+
+    def send_to_all():
+        for i, fd in enumerate(unsent):
+            if fd != others[0].fileno():
+                if i == 5:
+                    demote(open_ones[fd])
+                unsent[fd] += MUCH
+                send(fd)
+                if unsent[fd] and not wanted[fd] & select.EPOLLOUT:
+                    poller.modify(fd, wanted[fd] | select.EPOLLOUT)
+
+    def handle(fd, event):
+        """Returns false at the end of the connection."""
+        other = open_ones[fd]
+        try:
+            while event & ~select.EPOLLOUT:
+                message = other.recv(5)
+                if message == b"":
+                    return False
+                if message == b"send!":
+                    send_to_all()
+                unsent[fd] += message
+                if not wanted[fd] & select.EPOLLET:
+                    break
+        except BlockingIOError:
+            pass
+        send(fd)
+        if oneshot or not wanted[fd] & select.EPOLLOUT and event & select.EPOLLOUT:
+            poller.modify(fd, wanted[fd] | (select.EPOLLOUT if unsent[fd] else 0))
+        return True
+
+    lock = threading.Lock()
+    failures = []
+
+    def work():
+        end = time.monotonic() + 80
+        while open_ones and time.monotonic() < end:
+            for fd, event in poller.poll(1, 8):
+                with lock:
+                    if fd in open_ones and not handle(fd, event):
+                        poller.unregister(fd)
+                        open_ones.pop(fd).close()
+
+    def work_or_fail():
+        try:
+            work()
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    workers = [threading.Thread(target=work_or_fail) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures and not open_ones, (failures, len(open_ones))
 
 
 def prefork(sock, is_server):
