@@ -13,20 +13,7 @@
  *
  * Both sides take the same options, but -d, -g and HOST. Exit status 0 when all is as it must be.
  */
-#include <arpa/inet.h>
-#include <endian.h>
-#include <errno.h>
-#include <infiniband/verbs.h>
-#include <netdb.h>
-#include <netinet/tcp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
+#include "wire_peer.h"
 
 enum { AREA = 8 << 20, QKEY = 0x11111111, GRH = 40, BURST = 64, SLOT = 8192, DEPTH = 512 };
 /* Seconds for a completion of a reliable queue pair, milliseconds for a message that may be lost. */
@@ -35,12 +22,6 @@ enum { PATIENCE_S = 60, LOST_MS = 1000, RNR_US = 5000 };
 enum verb { SEND, SEND_IMM, SEND_INV, WRITE, WRITE_IMM, READ, FETCH_ADD, COMPARE_SWAP, VERBS };
 static const char *const NAMES[VERBS] = { "SEND", "SEND with immediate", "SEND with invalidate", "WRITE",
 	"WRITE with immediate", "READ", "fetch-and-add", "compare-and-swap" };
-
-struct side {
-	uint64_t addr;
-	uint32_t rkey, qpn, psn;
-	union ibv_gid gid;
-};
 
 static struct {
 	const char *device, *host, *sizes;
@@ -51,7 +32,6 @@ static struct {
 } options = { .sizes = "0,1,3,255,256,257,1023,1024,1025,4096,65536,1048576", .mtu = 1024, .port = 18600, .psn = 0xfffff0,
 	      .timeout = 14, .type = IBV_QPT_RC };
 
-static int tcp;
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_cq *send_cq, *recv_cq;
@@ -62,132 +42,11 @@ static struct ibv_mr *mr;
 static uint8_t *remote, *local;
 static struct side me, peer;
 static unsigned posted; /* receives of this side that are posted */
-static uint64_t steps, bytes, lost;
-static char doing[160] = "begin";
-
-static void die(const char *format, ...)
-{
-	va_list words;
-	va_start(words, format);
-	fprintf(stderr, "wire_verbs: %s: ", doing);
-	vfprintf(stderr, format, words);
-	fprintf(stderr, "\n");
-	va_end(words);
-	exit(1);
-}
-
-static void *must(void *object, const char *what)
-{
-	if (!object)
-		die("%s: %s", what, strerror(errno));
-	return object;
-}
-
-static void zero(int err, const char *what)
-{
-	if (err)
-		die("%s: %s", what, strerror(err < 0 ? errno : err));
-}
-
-static uint64_t now_ms(void)
-{
-	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec * 1000ull + time.tv_nsec / 1000000;
-}
-
-/* Both sides compute the same bytes from the same seed. */
-static uint64_t mix(uint64_t value)
-{
-	value += 0x9e3779b97f4a7c15;
-	value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9;
-	value = (value ^ value >> 27) * 0x94d049bb133111eb;
-	return value ^ value >> 31;
-}
-
-static void fill(uint8_t *at, size_t length, uint64_t seed)
-{
-	for (size_t i = 0; i < length; i += 8) {
-		uint64_t word = mix(seed + i);
-		memcpy(at + i, &word, length - i < 8 ? length - i : 8);
-	}
-}
-
-static void check(const uint8_t *at, size_t length, uint64_t seed, const char *what)
-{
-	for (size_t i = 0; i < length; i++) {
-		uint8_t want = (uint8_t)(mix(seed + i / 8 * 8) >> i % 8 * 8);
-		if (at[i] != want)
-			die("%s: byte %zu of %zu is %#x instead of %#x", what, i, length, at[i], want);
-	}
-	bytes += length;
-}
-
-static void tell(const void *from, size_t length)
-{
-	if (write(tcp, from, length) != (ssize_t)length)
-		die("the peer is gone");
-}
-
-static void hear(void *to, size_t length)
-{
-	if (recv(tcp, to, length, MSG_WAITALL) != (ssize_t)length)
-		die("the peer is gone");
-}
-
-static void meet(void)
-{
-	char mine = 'm', theirs;
-	tell(&mine, 1);
-	hear(&theirs, 1);
-}
-
-static void connect_tcp(void)
-{
-	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = options.host ? 0 : AI_PASSIVE,
-				  .ai_family = AF_INET };
-	struct addrinfo *found;
-	char port[16];
-	int one = 1;
-	snprintf(port, sizeof port, "%d", options.port);
-	if (getaddrinfo(options.host, port, &hints, &found))
-		die("no address for %s", options.host ? options.host : "all");
-	tcp = socket(found->ai_family, SOCK_STREAM, 0);
-	if (options.host) {
-		for (int tries = 0; connect(tcp, found->ai_addr, found->ai_addrlen); tries++) {
-			if (tries == 300)
-				die("connect: %s", strerror(errno));
-			close(tcp);
-			usleep(100000);
-			tcp = socket(found->ai_family, SOCK_STREAM, 0);
-		}
-	} else {
-		int listener = tcp;
-		setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-		zero(bind(listener, found->ai_addr, found->ai_addrlen), "bind");
-		zero(listen(listener, 1), "listen");
-		tcp = accept(listener, NULL, NULL);
-		if (tcp < 0)
-			die("accept: %s", strerror(errno));
-		close(listener);
-	}
-	setsockopt(tcp, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-	freeaddrinfo(found);
-}
+static uint64_t steps, lost;
 
 static void open_device(void)
 {
-	struct ibv_device **list = must(ibv_get_device_list(NULL), "ibv_get_device_list");
-	struct ibv_device *device = NULL;
-	for (int i = 0; list[i]; i++)
-		if (!options.device || !strcmp(ibv_get_device_name(list[i]), options.device)) {
-			device = list[i];
-			break;
-		}
-	if (!device)
-		die("there is no device %s", options.device ? options.device : "at all");
-	context = must(ibv_open_device(device), "ibv_open_device");
-	ibv_free_device_list(list);
+	context = open_context(options.device);
 	pd = must(ibv_alloc_pd(context), "ibv_alloc_pd");
 	send_cq = must(ibv_create_cq(context, DEPTH, NULL, NULL, 0), "ibv_create_cq");
 	recv_cq = must(ibv_create_cq(context, DEPTH, NULL, NULL, 0), "ibv_create_cq");
@@ -205,14 +64,6 @@ static void open_device(void)
 	zero(ibv_query_gid(context, 1, options.gid_index, &me.gid), "ibv_query_gid");
 }
 
-static enum ibv_mtu path_mtu(void)
-{
-	enum ibv_mtu mtu = IBV_MTU_256;
-	while (128 << mtu < options.mtu)
-		mtu++;
-	return mtu;
-}
-
 static void connect_qp(void)
 {
 	bool rc = options.type == IBV_QPT_RC, ud = options.type == IBV_QPT_UD;
@@ -220,7 +71,7 @@ static void connect_qp(void)
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | (rc ? IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC : 0) };
 	zero(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | (ud ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)),
 	     "ibv_modify_qp to INIT");
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = path_mtu(), .dest_qp_num = peer.qpn,
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = mtu_of(options.mtu), .dest_qp_num = peer.qpn,
 		.rq_psn = peer.psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1,
 			     .grh = { .dgid = peer.gid, .sgid_index = (uint8_t)options.gid_index, .hop_limit = 64 } } };
@@ -595,7 +446,7 @@ int main(int argc, char **argv)
 {
 	parse(argc, argv);
 	open_device();
-	connect_tcp();
+	connect_tcp(options.host, options.port);
 	tell(&me, sizeof me);
 	hear(&peer, sizeof peer);
 	connect_qp();
