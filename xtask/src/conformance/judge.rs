@@ -60,14 +60,14 @@ pub(crate) fn first_match<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a
 }
 
 /// Returns the number of measurement rows in the output of perftest. A row counts if it stands behind a
-/// heading `#bytes …` and has a positive message rate (bandwidth) or average latency. Bandwidth in MB/s may
-/// round to zero for small messages, so that column is not checked.
+/// heading `#bytes …` and has a positive average bandwidth, message rate or average latency. The bandwidth in
+/// MB/s may round to zero for small messages, the rate in millions a second for large ones, so one of them suffices.
 ///
 /// Before each row perftest measures the frequency of the clock. On a busy machine this measurement may fail.
 /// perftest then prints a message and a row of zeros or infinities. All iterations were executed, so this row
 /// counts.
 pub(crate) fn count_measurement_rows(output: &str) -> usize {
-    let mut column = None;
+    let mut columns: Option<&[usize]> = None;
     let mut clockless = false;
     let mut rows = 0;
     for line in output.lines() {
@@ -75,27 +75,29 @@ pub(crate) fn count_measurement_rows(output: &str) -> usize {
         if line.starts_with("#bytes") {
             // Names of columns may contain blanks, so the columns are counted in the rows and not in the
             // heading.
-            column = if line.contains("MsgRate") {
-                Some(Column::Last)
+            columns = if line.contains("MsgRate") {
+                Some(BANDWIDTH_AND_RATE)
             } else if line.contains("t_avg") {
-                Some(Column::At(5))
+                Some(AVERAGE_LATENCY)
             } else {
                 None
             };
             clockless = false;
         } else if line.starts_with("Correlation coefficient r^2") {
             clockless = true;
-        } else if let Some(column) = &column {
+        } else if let Some(columns) = columns {
             let numbers: Option<Vec<f64>> = line
                 .split_whitespace()
                 .map(|word| word.parse().ok())
                 .collect();
-            let value = numbers.as_deref().and_then(|numbers| match column {
-                Column::Last => numbers.get(4..)?.last(),
-                Column::At(index) => numbers.get(*index),
+            let values: Option<Vec<f64>> = numbers.and_then(|numbers| {
+                let values = columns.iter().map(|column| numbers.get(*column).copied());
+                values.collect()
             });
-            if let Some(value) = value {
-                rows += usize::from(clockless || (value.is_finite() && *value > 0.0));
+            if let Some(values) = values {
+                let is_finite = values.iter().all(|value| value.is_finite());
+                let is_positive = values.iter().any(|value| *value > 0.0);
+                rows += usize::from(clockless || (is_finite && is_positive));
                 clockless = false;
             }
         }
@@ -103,10 +105,11 @@ pub(crate) fn count_measurement_rows(output: &str) -> usize {
     rows
 }
 
-enum Column {
-    At(usize),
-    Last,
-}
+/// The columns of the average bandwidth and of the message rate, in the table of perftest's bandwidths.
+const BANDWIDTH_AND_RATE: &[usize] = &[3, 4];
+
+/// The column of the average latency, in the table of perftest's latencies.
+const AVERAGE_LATENCY: &[usize] = &[5];
 
 #[cfg(test)]
 mod tests {
@@ -141,7 +144,7 @@ Conflicting CPU frequency values detected: 2595.124000 != 2445.436000. CPU Frequ
             "no heading"
         );
         assert_eq!(
-            count_measurement_rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 0.000000\n"),
+            count_measurement_rows("#bytes MsgRate[Mpps]\n 2 5 0.00 0.00 0.000000\n"),
             0
         );
         assert_eq!(
@@ -162,6 +165,13 @@ Conflicting CPU frequency values detected: 2595.124000 != 2445.436000. CPU Frequ
             0,
             "unknown table"
         );
+    }
+
+    #[test]
+    fn a_slow_row_counts_by_its_bandwidth() {
+        let heading = "#bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n";
+        let slow = " 8388608    5                3.54               3.54   \t\t   0.000000\n";
+        assert_eq!(count_measurement_rows(&format!("{heading}{slow}")), 1);
     }
 
     #[test]
