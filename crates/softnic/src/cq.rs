@@ -12,6 +12,7 @@ mod extended_poll_state;
 mod gather_completions;
 mod idle_throttle;
 mod overrun;
+mod overrun_parking;
 mod sink;
 
 use std::cell::UnsafeCell;
@@ -102,6 +103,7 @@ pub(crate) struct CqState {
     event_held_by_moderation_since_ns: Option<u64>,
     /// Number of ticks in a row at which the engine found more in the buffer than the queue's depth.
     overfull_engine_ticks: u32,
+    watch_parking: overrun_parking::WatchParking,
 }
 
 /// A completion queue; the program's handle points to its first field.
@@ -188,6 +190,7 @@ impl Cq {
                 unreported_has_solicited_or_error: false,
                 event_held_by_moderation_since_ns: None,
                 overfull_engine_ticks: 0,
+                watch_parking: overrun_parking::WatchParking::default(),
             }),
             throttle_at_idle_polls: AtomicU32::new(idle_throttle::IDLE_POLLS_UNTIL_THROTTLE),
             qp_use_count: AtomicUsize::new(0),
@@ -277,6 +280,7 @@ impl Cq {
             .pass_count
             .is_multiple_of(PASSES_PER_CLOSED_RING_CHECK)
         {
+            self.resume_overrun_watch(&mut state);
             self.end_peer_fences_if_long_unarmed(&state);
         }
         if sink.len() == 0 {

@@ -4,8 +4,9 @@
 //! Peers call the engine through the process's FIFO: after they have sent to an armed completion queue, or when they
 //! wait for this process. The engine watches a pidfd of every peer. Without pidfds, it checks ten times a second
 //! whether the peers exist. While a deadline runs (a receiver that is not ready, a peer that does not answer), and
-//! shortly after, it checks every millisecond. While a completion queue can be overrun, it checks that queue ten times
-//! a second. While packets are counted, it publishes the counters once a second. Otherwise it sleeps without limit.
+//! shortly after, it checks every millisecond. While a completion queue can be overrun and something happens there, it
+//! checks that queue ten times a second. While packets are counted, it publishes the counters once a second. Otherwise
+//! it sleeps without limit.
 
 use std::io;
 use std::sync::Arc;
@@ -38,8 +39,8 @@ const PACKET_LINGER: Duration = Duration::from_micros(30);
 /// queues that can be overrun and are not polled.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest interval between checks of a completion queue: each check that finds nothing doubles the interval. An idle
-/// process thus costs nothing. A program that overruns its queue after an idle time gets the error that much later.
+/// Longest interval between checks of a completion queue: each check that finds nothing doubles the interval. A queue
+/// that no thread polls is soon checked no more (`cq/overrun_parking.rs`).
 const MAX_CQ_CHECK_INTERVAL: Duration = Duration::from_millis(3200);
 
 /// Number of ticks in a row without a deadline after which the engine sleeps without limit. Under load, held-back work
@@ -97,9 +98,9 @@ fn run_engine(nic: &'static Nic) {
         } else if ticks {
             Some(DEADLINE_CHECK_INTERVAL)
         } else {
-            let watches_cqs = nic.overrun_watched_cq_count.load(Ordering::Relaxed) != 0;
+            let checks_cqs = nic.overrun_checked_cq_count.load(Ordering::Relaxed) != 0;
             let of_peers = watches_peers.then_some(PEER_CHECK_INTERVAL);
-            of_peers.or_else(|| watches_cqs.then_some(watch))
+            of_peers.or_else(|| checks_cqs.then_some(watch))
         };
         let timeout = timeout
             .into_iter()
@@ -216,7 +217,7 @@ fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
     let _visit = (look == EngineCheckReason::OverrunWatch).then(BiasPreservingVisit::begin);
     let mut waiting = false;
     for cq in registry::objects_of_nic(nic).all_cqs() {
-        if look != EngineCheckReason::OverrunWatch || cq.is_watched_for_overrun() {
+        if look != EngineCheckReason::OverrunWatch || cq.is_checked_for_overrun() {
             waiting |= cq.make_engine_progress(look);
         }
     }

@@ -152,8 +152,8 @@ pub(crate) struct Nic {
     retired_rings: Mutex<Vec<RetiredRing>>,
     /// True while the engine checks every millisecond, called or not.
     pub(crate) is_engine_ticking: AtomicBool,
-    /// Number of completion queues that can be overrun.
-    pub(crate) overrun_watched_cq_count: AtomicUsize,
+    /// Number of completion queues that the engine checks for overruns periodically.
+    pub(crate) overrun_checked_cq_count: AtomicUsize,
     pub(crate) multicast_attachments: MulticastAttachmentLock,
     pub(crate) flows: OwnFlows,
     pub(crate) rss_configs: OwnRssConfigs,
@@ -203,7 +203,7 @@ impl Nic {
             next_notice_slot: AtomicUsize::new(0),
             retired_rings: Mutex::new(Vec::new()),
             is_engine_ticking: AtomicBool::new(false),
-            overrun_watched_cq_count: AtomicUsize::new(0),
+            overrun_checked_cq_count: AtomicUsize::new(0),
             multicast_attachments: MulticastAttachmentLock::default(),
             flows: OwnFlows::default(),
             rss_configs: OwnRssConfigs::default(),

@@ -28,7 +28,8 @@ impl Cq {
 
     /// Disarms the queue, because its event has occurred. Returns the slot of the peer that has written the event's
     /// token, or is about to.
-    fn disarm_and_take_token_writer_slot(&self, state: &mut CqState) -> Option<usize> {
+    pub(super) fn disarm_and_take_token_writer_slot(&self, state: &mut CqState) -> Option<usize> {
+        self.resume_overrun_watch(state);
         state.armed_for = ARMED_NO;
         state.unreported_completion_count = 0;
         state.unreported_has_solicited_or_error = false;
@@ -51,6 +52,7 @@ impl Cq {
     /// again if the event is held back.
     #[cold]
     pub(super) fn report_event_outside_engine(&self, state: &mut CqState) {
+        self.resume_overrun_watch(state);
         if self.report_event_if_due(state) {
             self.nic.this_process().wake_engine();
         }

@@ -33,18 +33,29 @@ impl Cq {
             return look != EngineCheckReason::OverrunWatch;
         };
         self.write_lost_tokens();
+        self.begin_check_and_arm_if_quiet(&mut state, look);
         let mut held_back;
+        let mut found = 0;
         loop {
             let (n, deadline) = state.fill_completion_buffer(self.engine_buffer_target());
+            found += n;
             waiting |= deadline;
             held_back = self.report_event_if_due(&mut state);
-            if n == 0 && !(state.armed_for != ARMED_NO && self.reenable_engine_calls()) {
+            let is_armed = state.armed_for != ARMED_NO || state.watch_parking.is_word_armed();
+            if n == 0 && !(is_armed && self.reenable_engine_calls()) {
                 break;
             }
         }
         if waiting {
             state.wake_awaited_peers();
         }
+        let is_overfull = self.is_overfull(&state);
+        let is_quiet = look == EngineCheckReason::OverrunWatch
+            && found == 0
+            && !waiting
+            && !held_back
+            && !is_overfull;
+        self.end_check_and_park_if_quiet(&mut state, is_quiet);
         waiting | held_back | self.check_overrun(state, look)
     }
 

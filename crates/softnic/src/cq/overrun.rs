@@ -7,10 +7,10 @@
 //! in between.
 //!
 //! A queue that has room for all that its queue pairs can complete is never checked. Other queues are *watched*. The
-//! engine wakes for them ten times a second, and more rarely while nothing happens (`engine.rs`). It skips queues that
-//! have been polled since the last time. The data path has no cost. The kind of completion does not matter, nor whether
-//! a thread waits for it: sends that complete by themselves, datagrams whose sender has ended, work requests that are
-//! flushed.
+//! engine wakes for them ten times a second, and not at all after a time in which nothing happens
+//! (`overrun_parking.rs`). It skips queues that have been polled since the last time. The data path has no cost. The
+//! kind of completion does not matter, nor whether a thread waits for it: sends that complete by themselves, datagrams
+//! whose sender has ended, work requests that are flushed.
 
 use std::sync::Mutex;
 
@@ -72,6 +72,8 @@ pub(super) struct OverrunState {
     max_unpolled_completions: Mutex<MaxUnpolledCompletions>,
     /// True if more can complete here than there is room for, and overruns are not ignored.
     can_overrun: AtomicBool,
+    /// True if the periodic checks of the queue are suspended. Changed under the lock of `max_unpolled_completions`.
+    is_watch_parked: AtomicBool,
     /// True if the queue is in error.
     is_cq_in_error: AtomicBool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun" (`ibv_create_cq_ex(3)`).
@@ -83,6 +85,7 @@ impl OverrunState {
         Self {
             max_unpolled_completions: Mutex::new(MaxUnpolledCompletions::default()),
             can_overrun: AtomicBool::new(false),
+            is_watch_parked: AtomicBool::new(false),
             is_cq_in_error: AtomicBool::new(false),
             ignores_overrun: ignored,
         }
@@ -129,26 +132,57 @@ impl Cq {
         self.update_overrun_watch(&lock(&self.overrun_state.max_unpolled_completions));
     }
 
-    /// Makes the engine watch the queue, or stops that.
+    /// Makes the engine watch the queue, or stops that. Resumes a parked watch.
     fn update_overrun_watch(&self, demand: &MaxUnpolledCompletions) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
-        let wanted =
-            demand.total() > depth && !self.overrun_state.ignores_overrun && !self.is_overrun();
-        if self
-            .overrun_state
-            .can_overrun
-            .swap(wanted, Ordering::Relaxed)
-            == wanted
-        {
+        let overrun = &self.overrun_state;
+        let wanted = demand.total() > depth && !overrun.ignores_overrun && !self.is_overrun();
+        let was_parked = overrun.is_watch_parked.swap(false, Ordering::Relaxed);
+        let was_wanted = overrun.can_overrun.swap(wanted, Ordering::Relaxed);
+        let was_checked = was_wanted && !was_parked;
+        if was_checked == wanted {
             return;
         }
-        let count = &self.nic.overrun_watched_cq_count;
+        let count = &self.nic.overrun_checked_cq_count;
         if !wanted {
             count.fetch_sub(1, Ordering::Relaxed);
-        } else if count.fetch_add(1, Ordering::Relaxed) == 0 {
+        } else if count.fetch_add(1, Ordering::Relaxed) == 0
+            && !shm::mem::is_this_thread_the_engine()
+        {
             // The engine sleeps without limit.
             self.nic.this_process().wake_engine();
         }
+    }
+
+    /// Suspends the periodic checks of a watched queue. Returns false if the queue is not watched.
+    pub(super) fn park_counted_watch(&self) -> bool {
+        let _demand = lock(&self.overrun_state.max_unpolled_completions);
+        let parks = self.is_watched_for_overrun() && !self.is_overrun_watch_parked();
+        if parks {
+            self.overrun_state
+                .is_watch_parked
+                .store(true, Ordering::Relaxed);
+            self.nic
+                .overrun_checked_cq_count
+                .fetch_sub(1, Ordering::Relaxed);
+        }
+        parks
+    }
+
+    /// Returns true if the engine checks the queue periodically.
+    pub(crate) fn is_checked_for_overrun(&self) -> bool {
+        self.is_watched_for_overrun() && !self.is_overrun_watch_parked()
+    }
+
+    /// Returns true if the periodic checks of the queue are suspended.
+    pub(crate) fn is_overrun_watch_parked(&self) -> bool {
+        self.overrun_state.is_watch_parked.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the queue can be overrun and holds more completions than its depth.
+    pub(super) fn is_overfull(&self, state: &CqState) -> bool {
+        self.is_watched_for_overrun()
+            && state.buffered_completions.len() > self.depth.load(Ordering::Relaxed)
     }
 
     /// Returns true if the queue can be overrun.
@@ -175,8 +209,7 @@ impl Cq {
         mut state: BiasedGuard<'_, CqState>,
         look: EngineCheckReason,
     ) -> bool {
-        let depth = self.depth.load(Ordering::Relaxed);
-        if !self.is_watched_for_overrun() || state.buffered_completions.len() <= depth {
+        if !self.is_overfull(&state) {
             state.overfull_engine_ticks = 0;
             return false;
         }
@@ -184,6 +217,7 @@ impl Cq {
         if state.overfull_engine_ticks < OVERFULL_TICKS_UNTIL_ERROR {
             return true;
         }
+        let depth = self.depth.load(Ordering::Relaxed);
         let qps = self.declare_overrun(&mut state, depth);
         // The state of a queue pair is changed without the lock of a CQ.
         drop(state);

@@ -11,7 +11,7 @@ use super::*;
 use crate::symbols;
 
 /// Makes a completion queue and its channel by the program's calls.
-fn queue() -> (Arc<Cq>, Arc<CompletionChannel>) {
+pub(super) fn queue() -> (Arc<Cq>, Arc<CompletionChannel>) {
     let verbs = symbols();
     // SAFETY: the calls of a program that opens the first device, in order.
     let cq = unsafe {

@@ -132,7 +132,8 @@ fn note_xrc_srq(sq: &mut SendQueue, wr: &ibv_send_wr) {
 /// are ready, and makes the peer take the pending WRs.
 #[cold]
 fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
-    if !sq.finished_wrs.is_empty() {
+    // An engine that is called resumes a parked watch: the next posts find the queue unarmed.
+    if !sq.finished_wrs.is_empty() || qp.send_cq.is_overrun_watch_parked() {
         qp.send_cq.call_engine_if_armed();
     }
     wake_receiver_of_pending_wrs(qp, sq);

@@ -21,6 +21,13 @@ tests! { "overrun";
     datagrams_of_a_destroyed_sender_overrun_the_recv_cq [Events, Ud],
     flushed_receives_overrun_the_recv_cq [Events],
     unsolicited_receives_of_a_sleeper_overrun_its_cq [Events, Solicited],
+    a_cq_that_was_idle_is_overrun_by_sends [Events],
+    a_cq_that_was_idle_is_overrun_by_receives [Events],
+    a_cq_that_was_idle_is_overrun_by_another_process [Events, Processes],
+    a_cq_that_was_idle_is_overrun_by_flushed_receives [Events],
+    a_cq_that_was_idle_is_overrun_by_receives_posted_in_err [Events],
+    a_cq_that_was_idle_and_armed_is_overrun [Events, Solicited],
+    an_armed_cq_that_was_idle_makes_its_event [Events, Solicited],
     two_queue_pairs_overrun_their_shared_cq [Events],
     a_queue_pair_fails_when_its_cq_overruns [Events],
     the_peer_of_a_failed_qp_gets_retry_exceeded [Events],
@@ -182,6 +189,86 @@ fn unsolicited_receives_of_a_sleeper_overrun_its_cq(env: &TestEnv) {
     expect_full_cq(&pair.b.rcq, |wc, i| {
         wc.expect_received(i, 0);
     });
+}
+
+/// Sleeps until a NIC that looks for overruns periodically may have stopped to look.
+fn let_nic_become_idle() {
+    std::thread::sleep(Duration::from_millis(700));
+}
+
+fn a_cq_that_was_idle_is_overrun_by_sends(env: &TestEnv) {
+    let pair = small_cq_spec().create_connected_pair(env);
+    let_nic_become_idle();
+    overrun_send_cq_of_a(&pair);
+}
+
+fn a_cq_that_was_idle_is_overrun_by_receives(env: &TestEnv) {
+    let pair = small_cq_spec().create_connected_pair(env);
+    let_nic_become_idle();
+    overrun_recv_cq_of_b(&pair);
+}
+
+fn a_cq_that_was_idle_is_overrun_by_another_process(env: &TestEnv) {
+    let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &small_cq_spec(), 64);
+    let messages = wr_ids_one_more_than_cq_holds(&side.rcq);
+    for i in messages.clone() {
+        side.post_recv(i, []);
+    }
+    let_nic_become_idle();
+    for _ in messages {
+        // The last SEND may never be acknowledged.
+        peer.send_command(&PeerCommand::Send(0, 0));
+    }
+    await_cq_error_event(&side.ctx, &side.rcq);
+}
+
+fn a_cq_that_was_idle_is_overrun_by_flushed_receives(env: &TestEnv) {
+    let pair = small_cq_spec().create_connected_pair(env);
+    for i in wr_ids_one_more_than_cq_holds(&pair.b.rcq) {
+        pair.b.post_recv(i, []);
+    }
+    let_nic_become_idle();
+    pair.b.qp.move_to_state(IBV_QPS_ERR);
+    await_cq_error_event(&pair.b.ctx, &pair.b.rcq);
+}
+
+fn a_cq_that_was_idle_is_overrun_by_receives_posted_in_err(env: &TestEnv) {
+    let pair = small_cq_spec().create_connected_pair(env);
+    pair.b.qp.move_to_state(IBV_QPS_ERR);
+    let_nic_become_idle();
+    for i in wr_ids_one_more_than_cq_holds(&pair.b.rcq) {
+        pair.b.post_recv(i, []);
+    }
+    await_cq_error_event(&pair.b.ctx, &pair.b.rcq);
+}
+
+/// The program waits for a solicited message that does not come.
+fn a_cq_that_was_idle_and_armed_is_overrun(env: &TestEnv) {
+    let pair = small_cq_spec().with_channels().create_connected_pair(env);
+    pair.b.rcq.arm(true);
+    let_nic_become_idle();
+    overrun_recv_cq_of_b(&pair);
+    pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
+}
+
+fn an_armed_cq_that_was_idle_makes_its_event(env: &TestEnv) {
+    let pair = small_cq_spec().with_channels().create_connected_pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    for (solicited_only, flag) in [(false, 0), (true, IBV_SEND_SOLICITED)] {
+        for i in 0..2 {
+            pair.b.post_recv(i, []);
+        }
+        pair.b.rcq.arm(solicited_only);
+        let_nic_become_idle();
+        let first_flags = if solicited_only { [0, flag] } else { [flag, flag] };
+        for flag in first_flags {
+            pair.a.post(send([]).with_id(7).with_flag(flag));
+            pair.a.await_send_completion().expect_sent(7, Verb::Send);
+        }
+        channel.await_and_ack_event(&pair.b.rcq);
+        drop(pair.b.rcq.wait_for_completions(2));
+        channel.expect_no_event();
+    }
 }
 
 /// The completions of each queue pair alone would fit into the common CQ.
