@@ -177,6 +177,9 @@ impl Default for StringSizes {
 pub(crate) mod private {
     use super::{ByteString, NodeWords, NumberSizes, StringSizes, TooLongError, fmt};
 
+    /// Bytes of a numeric key and value in a message.
+    const NUMBER_ENTRY_BYTES: usize = 16;
+
     /// The room for keys and values in a node.
     pub trait Sizes: Copy + Default + fmt::Debug + PartialEq + Send + Sync + 'static {
         /// Returns the words of a key's slot.
@@ -283,6 +286,15 @@ pub(crate) mod private {
         fn append_to(&self, message: &mut Vec<u8>);
         /// Splits the message form off the front of `bytes`; returns `None` if they are malformed.
         fn decode(bytes: &mut &[u8]) -> Option<Self>;
+        /// Appends the message forms of keys and values, as many entries as fit into a message of `message_bytes`
+        /// bytes. Returns their number.
+        fn append_entries_that_fit(
+            entries: &[(Self, Self)],
+            message: &mut Vec<u8>,
+            message_bytes: usize,
+        ) -> usize;
+        /// Decodes entries from their message forms into `places`, until one of them ends. Returns their number.
+        fn decode_entries(bytes: &[u8], places: &mut [(Self, Self)]) -> usize;
         /// Checks the length.
         fn check_length(&self, what: &'static str, most: usize) -> Result<(), TooLongError>;
         /// Returns the form of a 64-bit number that has its order.
@@ -347,6 +359,35 @@ pub(crate) mod private {
             let (number, rest) = bytes.split_first_chunk::<8>()?;
             *bytes = rest;
             Some(Self::from_le_bytes(*number))
+        }
+
+        fn append_entries_that_fit(
+            entries: &[(Self, Self)],
+            message: &mut Vec<u8>,
+            message_bytes: usize,
+        ) -> usize {
+            let length = message.len();
+            let count = entries
+                .len()
+                .min(message_bytes.saturating_sub(length) / NUMBER_ENTRY_BYTES);
+            message.resize(length + count * NUMBER_ENTRY_BYTES, 0);
+            let (places, _) = message[length..].as_chunks_mut::<NUMBER_ENTRY_BYTES>();
+            for (place, (key, value)) in places.iter_mut().zip(entries) {
+                let word = u128::from(*value) << 64 | u128::from(*key);
+                *place = word.to_le_bytes();
+            }
+            count
+        }
+
+        fn decode_entries(bytes: &[u8], places: &mut [(Self, Self)]) -> usize {
+            let (entries, _) = bytes.as_chunks::<NUMBER_ENTRY_BYTES>();
+            for (place, entry) in places.iter_mut().zip(entries) {
+                let word = u128::from_le_bytes(*entry);
+                #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+                let halves = (word as u64, (word >> 64) as u64);
+                *place = halves;
+            }
+            entries.len().min(places.len())
         }
 
         #[inline]
@@ -428,6 +469,35 @@ pub(crate) mod private {
             let (string, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
             *bytes = rest;
             Self::new(string).ok()
+        }
+
+        fn append_entries_that_fit(
+            entries: &[(Self, Self)],
+            message: &mut Vec<u8>,
+            message_bytes: usize,
+        ) -> usize {
+            for (count, (key, value)) in entries.iter().enumerate() {
+                let length = message.len();
+                key.append_to(message);
+                value.append_to(message);
+                if message.len() > message_bytes {
+                    message.truncate(length);
+                    return count;
+                }
+            }
+            entries.len()
+        }
+
+        fn decode_entries(bytes: &[u8], places: &mut [(Self, Self)]) -> usize {
+            let mut rest = bytes;
+            let mut next = || Some((Self::decode(&mut rest)?, Self::decode(&mut rest)?));
+            let mut count = 0;
+            for place in places {
+                let Some(entry) = next() else { break };
+                *place = entry;
+                count += 1;
+            }
+            count
         }
 
         fn check_length(&self, what: &'static str, most: usize) -> Result<(), TooLongError> {

@@ -286,6 +286,12 @@ pub(crate) fn key_and_tree_of_request<T: KeyOrValue>(bytes: &[u8]) -> Option<(T,
     Some((key, bytes[1]))
 }
 
+/// Returns true if the request is a SCAN.
+#[inline]
+pub(crate) fn is_scan_request(bytes: &[u8]) -> bool {
+    matches!(bytes.first(), Some(&(OPCODE_SCAN | OPCODE_SCAN_BELOW_END)))
+}
+
 /// Returns the bytes of the longest request for a tree with these sizes, rounded up to the words of a request slot.
 pub(crate) fn max_request_bytes(sizes: impl Sizes) -> usize {
     let (key, value) = sizes.max_encoded_bytes();
@@ -402,10 +408,9 @@ impl<'a, T: KeyOrValue> Answer<'a, T> {
         }
     }
 
-    /// Returns the entries of a SCAN message.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (T, T)> {
-        let mut rest = self.encoded_entries;
-        std::iter::from_fn(move || Some((T::decode(&mut rest)?, T::decode(&mut rest)?)))
+    /// Copies the entries of a SCAN message to `places`, as many as there are places. Returns the number of entries.
+    pub(crate) fn copy_entries_to(&self, places: &mut [(T, T)]) -> usize {
+        T::decode_entries(self.encoded_entries, places)
     }
 }
 
@@ -498,7 +503,8 @@ mod tests {
             let _ = Operation::<u64>::decode(&bytes);
             let _ = key_and_tree_of_request::<u64>(&bytes);
             if let Some(answer) = Answer::<u64>::decode(&bytes) {
-                prop_assert!(answer.entries().count() <= bytes.len() / 16);
+                let mut places = vec![(0, 0); bytes.len()];
+                prop_assert!(answer.copy_entries_to(&mut places) <= bytes.len() / 16);
                 let _ = answer.moved_range();
             }
         }
@@ -510,7 +516,10 @@ mod tests {
             bytes.extend([1; 16]);
             let answer = Answer::<u64>::decode(&bytes).expect("an answer");
             prop_assert_eq!((answer.first_entry_number, answer.total_entries, answer.has_more_entries, answer.value_or_next_key), (first, count, more, 7));
-            prop_assert_eq!(answer.entries().count(), 1);
+            let mut places = [(0, 0); 2];
+            prop_assert_eq!(answer.copy_entries_to(&mut places), 1);
+            let number = 0x0101_0101_0101_0101;
+            prop_assert_eq!(places, [(number, number), (0, 0)]);
         }
     }
 }

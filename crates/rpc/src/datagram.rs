@@ -226,6 +226,7 @@ impl Server {
             for (i, &(client, imm)) in self.batch_clients_and_imms.iter().enumerate() {
                 handler.prefetch_request_in_round(&mut state, round, request(i, client, imm));
             }
+            handler.finish_prefetch_round(&mut state, self.batch_clients_and_imms.len());
         }
         for (i, &(client, imm)) in self.batch_clients_and_imms.iter().enumerate() {
             let Some(to) = &self.client_destinations[client as usize] else {

@@ -30,6 +30,13 @@ pub trait RpcHandler {
         let _ = (batch, round, request);
     }
 
+    /// Ends a round, after [`prefetch_request_in_round`](Self::prefetch_request_in_round) was called for all `requests`
+    /// requests of the batch. Prefetches of all requests in one loop overlap better than prefetches between other work.
+    #[inline]
+    fn finish_prefetch_round(&mut self, batch: &mut Self::BatchState, requests: usize) {
+        let _ = (batch, requests);
+    }
+
     /// Answers one request of the batch. Dropping `reply` sends no answer.
     fn handle(
         &mut self,

@@ -269,10 +269,7 @@ fn store_scan_entries<T: KeyOrValue>(
     }
     let from = entries_before + answer.first_entry_number;
     if let Some(places) = pending.entries.get_mut(from..) {
-        for (place, entry) in places.iter_mut().zip(answer.entries()) {
-            *place = entry;
-            pending.received_entry_count += 1;
-        }
+        pending.received_entry_count += answer.copy_entries_to(places);
     }
     let complete = pending.received_entry_count >= answer.total_entries;
     if !complete {

@@ -258,10 +258,18 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
         let walk = &mut walks.0[index];
         if let Some(tree) = request.payload.get(1).filter(|_| walk.is_begun()) {
             let key = &self.batch_keys[index];
+            let is_scan = wire::is_scan_request(request.payload);
             self.store
                 .readable_trees()
-                .step_walk(usize::from(*tree), key, walk);
+                .step_walk(usize::from(*tree), key, is_scan, walk);
         }
+    }
+
+    #[inline]
+    fn finish_prefetch_round(&mut self, walks: &mut Self::BatchState, requests: usize) {
+        self.store
+            .readable_trees()
+            .prefetch_next_reads(&mut walks.0[..requests]);
     }
 
     #[inline]
@@ -293,9 +301,10 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
         match op {
             Operation::Get { key } => self.get(tree, key, walk, reply),
             Operation::Scan { from, end, limit } => {
+                let range = (from, end);
                 self.scan(
-                    tree,
-                    (from, end),
+                    (tree, walk),
+                    range,
                     (limit, number),
                     request.client_index,
                     reply,
@@ -431,7 +440,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
 
     fn scan(
         &mut self,
-        tree: usize,
+        (tree, walk): (usize, &WalkPosition),
         range: (T, Option<T>),
         (limit, messages): (u32, u32),
         client: usize,
@@ -449,7 +458,10 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
             return self.reply_bad_request(reply);
         }
         self.scan_entries.clear();
-        let next = match self.store.scan(tree, range, limit, &mut self.scan_entries) {
+        let scanned = self
+            .store
+            .scan_from_walk(tree, range, (limit, walk), &mut self.scan_entries);
+        let next = match scanned {
             Ok(next) => next,
             Err(refusal) => return self.reply_refusal(refusal, reply),
         };
@@ -497,16 +509,8 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
             let word = wire::scan_message_first_word(first, count, next.is_some());
             message.extend_from_slice(&word.to_le_bytes());
             next.unwrap_or_default().append_to(message);
-            while let Some((key, value)) = self.scan_entries.get(first) {
-                let length = message.len();
-                key.append_to(message);
-                value.append_to(message);
-                if message.len() > message_bytes {
-                    message.truncate(length);
-                    break;
-                }
-                first += 1;
-            }
+            let rest = self.scan_entries.get(first..).unwrap_or_default();
+            first += T::append_entries_that_fit(rest, message, message_bytes);
             if first == count {
                 return reply.send_payload(message);
             }

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 use rpc::{LoopbackQp, RpcError};
 use service::lock_recovery::SERVER_OWNER;
 use service::worker::lock;
-use verbs::{
-    Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemory, VerbError, prefetch,
-};
+use verbs::{Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemory, VerbError};
 
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
@@ -166,29 +164,6 @@ impl<T: KeyOrValue> StoreMemory<T> {
     #[inline]
     pub(crate) fn root_word(&self, tree: usize) -> &AtomicU64 {
         &self.words_of_node(0)[FIRST_ROOT_WORD_INDEX + tree]
-    }
-
-    /// Prefetches the header and the keys of a node of this level.
-    #[inline]
-    pub(crate) fn prefetch_header_and_keys(&self, number: NodeNumber, level: u16) {
-        let words = self.words_of_node(number);
-        let keys_end = self.node_shape.payload_word_index(level, 0);
-        for line in (0..keys_end).step_by(8) {
-            if let Some(word) = words.get(line) {
-                prefetch(word);
-            }
-        }
-    }
-
-    /// Prefetches one value of a leaf.
-    #[inline]
-    pub(crate) fn prefetch_value(&self, number: NodeNumber, place: usize) {
-        let words = self.words_of_node(number);
-        let from = self.node_shape.payload_word_index(0, place);
-        let to = self.node_shape.payload_word_index(0, place + 1);
-        for word in words.get(from..to).unwrap_or_default().iter().step_by(8) {
-            prefetch(word);
-        }
     }
 
     /// Reads a node and returns what `visit` finds in one version of it. `visit` may first be called with a mixture of

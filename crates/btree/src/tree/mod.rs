@@ -6,12 +6,14 @@
 //! but only if all three are unlocked, so merges cannot deadlock. A dead node has a flag that sends its readers back to
 //! the root.
 //!
-//! `memory` has nodes and their locks. `walk` finds keys, also for interleaved batches. [`Store`] changes trees. `load`
-//! is the bulk load. `handover` moves key ranges between servers. `redo` is the format of clients' redo entries.
+//! `memory` has nodes and their locks, `prefetch` the prefetches of nodes. `walk` finds keys, also for interleaved
+//! batches. [`Store`] changes trees. `load` is the bulk load. `handover` moves key ranges between servers. `redo` is the
+//! format of clients' redo entries.
 
 mod bulk_load;
 mod handover;
 mod memory;
+mod prefetch;
 pub(crate) mod redo;
 mod store;
 #[cfg(test)]

@@ -98,7 +98,18 @@ impl<T: KeyOrValue> Store<T> {
         limit: usize,
         into: &mut Vec<(T, T)>,
     ) -> Result<Option<T>, Refusal<T>> {
-        self.readable_trees.scan(tree, range, limit, into)
+        self.scan_from_walk(tree, range, (limit, &WalkPosition::default()), into)
+    }
+
+    /// As [`scan`](Self::scan), from a walk for the range's first key, which may have reached a leaf.
+    pub(crate) fn scan_from_walk(
+        &self,
+        tree: usize,
+        range: (T, Option<T>),
+        (limit, walk): (usize, &WalkPosition),
+        into: &mut Vec<(T, T)>,
+    ) -> Result<Option<T>, Refusal<T>> {
+        self.readable_trees.scan(tree, range, (limit, walk), into)
     }
 
     /// Prepares for clients that lock and WRITE leaves.

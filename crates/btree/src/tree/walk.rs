@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::memory::{LockTimeout, NodeNumber, StoreMemory};
 use crate::key_or_value::{KeyOrValue, TooLongError};
-use crate::node::{NextStep, Node, SIBLING_WORD_INDEX};
+use crate::node::{NextStep, Node, SIBLING_WORD_INDEX, VERSION_WORD_INDEX};
 use crate::node_words::NodeWords;
 
 /// The reason why a request was not executed.
@@ -111,13 +111,33 @@ pub(crate) struct ReadableTrees<T: KeyOrValue> {
     pub(super) tree_count: usize,
 }
 
+/// The memory that the next step of a walk reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum NextRead {
+    /// Known to be in the caches.
+    #[default]
+    Cached,
+    /// Header and keys of the node.
+    Keys,
+    /// The value at this index of the leaf.
+    Value(u16),
+    /// The values from this index of the leaf on.
+    ValuesFrom(u16),
+}
+
 /// The position of a walk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct WalkPosition {
     node: NodeNumber,
     level: u16,
-    /// The index of the key in the leaf, once it was searched.
+    /// The index of the key in the leaf, once it was found there.
     index_in_leaf: Option<u16>,
+    /// The version of the leaf that has the key at this index.
+    leaf_version: u64,
+    /// What [`prefetch_next_reads`](ReadableTrees::prefetch_next_reads) prefetches.
+    next_read: NextRead,
+    /// True if the leaf of a scan was searched.
+    is_scan_begin_found: bool,
 }
 
 impl WalkPosition {
@@ -131,6 +151,9 @@ impl WalkPosition {
             node,
             level,
             index_in_leaf: None,
+            leaf_version: 0,
+            next_read: NextRead::Cached,
+            is_scan_begin_found: false,
         }
     }
 }
@@ -159,21 +182,16 @@ impl<T: KeyOrValue> ReadableTrees<T> {
         WalkPosition::at(node, level)
     }
 
-    /// Takes one step towards the value of a key, and prefetches the next node. Does nothing if the walk is complete.
+    /// Takes one step towards the key of a request. Does nothing if the walk is complete. When all walks of a batch have
+    /// taken a step, [`prefetch_next_reads`](Self::prefetch_next_reads) prefetches what their next steps read.
     #[inline]
-    pub(crate) fn step_walk(&self, tree: usize, key: &T, walk: &mut WalkPosition) {
+    pub(crate) fn step_walk(&self, tree: usize, key: &T, is_scan: bool, walk: &mut WalkPosition) {
         let level = walk.level;
         if level == 0 {
-            if walk.index_in_leaf.is_none() {
-                let found = self
-                    .memory
-                    .read_node_consistently(walk.node, |n| n.find(key).ok());
-                if let Ok(Some(place)) = found {
-                    walk.index_in_leaf = u16::try_from(place).ok();
-                    self.memory.prefetch_value(walk.node, place);
-                }
-            }
-            return;
+            return match is_scan {
+                true => self.find_begin_of_scan(key, walk),
+                false => self.find_in_leaf(tree, key, walk),
+            };
         }
         match self
             .memory
@@ -181,13 +199,74 @@ impl<T: KeyOrValue> ReadableTrees<T> {
         {
             Ok(NextStep::Child(child)) => {
                 *walk = WalkPosition::at(child, level - 1);
-                self.memory.prefetch_header_and_keys(child, level - 1);
+                walk.next_read = NextRead::Keys;
             }
-            Ok(NextStep::Sibling(right)) => walk.node = right,
+            Ok(NextStep::Sibling(right)) => *walk = WalkPosition::at(right, level),
             // After an error or a lost walk, [`finish_walk_and_get_value`](Self::finish_walk_and_get_value) continues
             // from the root.
             _ => *walk = self.begin_walk(tree),
         }
+    }
+
+    /// Prefetches what the next steps of these walks read.
+    ///
+    /// The first prefetch of a page waits for the page's translation, and a processor has few instructions in flight
+    /// behind it. In a loop without other work these are the prefetches of other walks, so that translations overlap.
+    #[inline]
+    pub(crate) fn prefetch_next_reads(&self, walks: &mut [WalkPosition]) {
+        for walk in walks {
+            match std::mem::take(&mut walk.next_read) {
+                NextRead::Cached => {}
+                NextRead::Keys => self.memory.prefetch_header_and_keys(walk.node, walk.level),
+                NextRead::Value(place) => self.memory.prefetch_value(walk.node, place.into()),
+                NextRead::ValuesFrom(place) => {
+                    self.memory.prefetch_values_from(walk.node, place.into());
+                }
+            }
+        }
+    }
+
+    /// Searches the leaf that the walk of a lookup or a change has reached.
+    #[inline]
+    fn find_in_leaf(&self, tree: usize, key: &T, walk: &mut WalkPosition) {
+        if walk.index_in_leaf.is_some() {
+            return;
+        }
+        let found = self.memory.read_node_consistently(walk.node, |n| {
+            let is_here =
+                n.next_walk_step(key, tree as u64, 0) == NextStep::Leaf && !n.is_owned_elsewhere();
+            let place = is_here.then(|| n.find(key).ok()).flatten()?;
+            Some((u16::try_from(place).ok()?, n.0.word(VERSION_WORD_INDEX)))
+        });
+        if let Ok(Some((place, version))) = found {
+            walk.index_in_leaf = Some(place);
+            walk.leaf_version = version;
+            walk.next_read = NextRead::Value(place);
+        }
+    }
+
+    /// Searches the leaf that the walk of a scan has reached.
+    #[inline]
+    fn find_begin_of_scan(&self, key: &T, walk: &mut WalkPosition) {
+        if std::mem::replace(&mut walk.is_scan_begin_found, true) {
+            return;
+        }
+        let rank = self
+            .memory
+            .read_node_consistently(walk.node, |n| n.count_keys_up_to(key));
+        let place = rank.ok().and_then(|rank| u16::try_from(rank).ok());
+        walk.next_read = NextRead::ValuesFrom(place.unwrap_or(0).saturating_sub(1));
+    }
+
+    /// Returns the value at the place where a step found the key, if the leaf did not change since.
+    #[inline]
+    fn value_at_found_place(&self, walk: &WalkPosition) -> Option<T> {
+        let place = walk.index_in_leaf?;
+        let value = self.memory.read_node_consistently(walk.node, |n| {
+            let is_unchanged = n.0.word(VERSION_WORD_INDEX) == walk.leaf_version;
+            is_unchanged.then(|| n.value(place.into()))
+        });
+        value.ok().flatten()
     }
 
     /// Continues a walk until it is at a leaf.
@@ -223,6 +302,9 @@ impl<T: KeyOrValue> ReadableTrees<T> {
         key: &T,
         walk: &mut WalkPosition,
     ) -> Result<Option<T>, Refusal<T>> {
+        if let Some(value) = self.value_at_found_place(walk) {
+            return Ok(Some(value));
+        }
         let mut steps = 0;
         loop {
             count_step(&mut steps, walk.node)?;
@@ -235,13 +317,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                     return Err(MovedRange::from_moved_leaf(n));
                 }
                 let value = match next {
-                    NextStep::Leaf => match walk.index_in_leaf.map(usize::from) {
-                        // The index found before is still right, unless entries were moved since.
-                        Some(place) if place < n.entry_count() && n.key(place) == *key => {
-                            Some(n.value(place))
-                        }
-                        _ => n.find(key).ok().map(|place| n.value(place)),
-                    },
+                    NextStep::Leaf => n.find(key).ok().map(|place| n.value(place)),
                     _ => None,
                 };
                 Ok((next, value))
@@ -281,7 +357,8 @@ impl<T: KeyOrValue> ReadableTrees<T> {
     }
 
     /// Appends entries to `into` in ascending order, beginning at `from`, until `into` has `limit` entries or the keys
-    /// reach `end`. Returns the key at which to continue, or `None` at the end.
+    /// reach `end`. Returns the key at which to continue, or `None` at the end. `walk` is a walk for `from`, which may
+    /// have reached a leaf.
     ///
     /// Each leaf is read atomically. An entry that exists during the whole scan is found exactly once.
     ///
@@ -292,10 +369,10 @@ impl<T: KeyOrValue> ReadableTrees<T> {
         &self,
         tree: usize,
         (mut from, end): (T, Option<T>),
-        limit: usize,
+        (limit, walk): (usize, &WalkPosition),
         into: &mut Vec<(T, T)>,
     ) -> Result<Option<T>, Refusal<T>> {
-        let mut known: Option<NodeNumber> = None;
+        let mut known = (walk.is_begun() && walk.level == 0).then_some(walk.node);
         let mut steps = 0;
         loop {
             // Only steps without progress are counted: the scan of a whole tree has many steps.
@@ -318,25 +395,22 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                     moved = Some(MovedRange::from_moved_leaf(n));
                     return Some((Some(from), 0, true));
                 }
-                let first = n.count_keys_up_to(&from);
-                let first = match first.checked_sub(1) {
-                    Some(place) if n.key(place) == from => place,
-                    _ => first,
-                };
-                for i in first..n.entry_count() {
-                    if end.is_some_and(|end| n.key(i) >= end) {
-                        return Some((None, 0, true));
-                    }
-                    if into.len() == limit {
-                        return Some((Some(n.key(i)), 0, true));
-                    }
-                    into.push((n.key(i), n.value(i)));
+                let sibling = n.0.word(SIBLING_WORD_INDEX);
+                let first = n.count_keys_below(&from);
+                let count = n.entry_count();
+                let stop = end.map_or(count, |end| n.count_keys_below(&end));
+                if count - first.min(count) < limit.saturating_sub(kept) {
+                    self.memory.prefetch_all_lines(sibling);
                 }
-                Some((
-                    n.key_upper_bound(),
-                    n.0[SIBLING_WORD_INDEX].load(Ordering::Relaxed),
-                    false,
-                ))
+                let copied_end = stop.min(first.saturating_add(limit.saturating_sub(kept)));
+                into.extend((first..copied_end).map(|i| (n.key(i), n.value(i))));
+                if copied_end < stop {
+                    return Some((Some(n.key(copied_end)), 0, true));
+                }
+                if stop < count {
+                    return Some((None, 0, true));
+                }
+                Some((n.key_upper_bound(), sibling, false))
             })?;
             if let Some(moved) = moved.filter(|_| into.is_empty()) {
                 return Err(Refusal::Moved(moved));
@@ -355,7 +429,6 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                         count_step(&mut steps, node)?;
                     }
                     known = Some(sibling).filter(|s| *s != 0);
-                    self.memory.prefetch_header_and_keys(sibling, 0);
                 }
             }
         }

@@ -284,6 +284,7 @@ impl Server {
             for (i, &one) in self.batch_clients_imms_lens.iter().enumerate() {
                 handler.prefetch_request_in_round(&mut state, round, request(i, one));
             }
+            handler.finish_prefetch_round(&mut state, self.batch_clients_imms_lens.len());
         }
         let split = self.batch_policy.answer_qps_per_batch;
         let queues = &mut self.answer_qps
