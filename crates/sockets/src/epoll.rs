@@ -362,12 +362,12 @@ impl Watched {
             if watch.conn.is_plain_tcp() && watch.kernel_events == watch.kernel_interest() {
                 continue;
             }
-            let wanted = watch.kernel_interest();
+            let (ready, seen) = watch.events_to_report(0);
+            let wanted = watch.kernel_interest_at(&seen);
             if watch.kernel_events != wanted {
                 watch.kernel_events = wanted;
                 watch.update_kernel_watch(epoll, libc::EPOLL_CTL_MOD);
             }
-            let (ready, seen) = watch.events_to_report(0);
             if ready != 0 {
                 events[found] = watch.mark_reported_and_make_event(epoll, ready, seen);
                 found += 1;

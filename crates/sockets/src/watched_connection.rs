@@ -164,18 +164,36 @@ impl WatchedConnection {
         }
     }
 
-    /// Returns the events that the kernel must watch. While data goes by RDMA, the kernel does not watch for room.
+    /// Returns the events that the kernel must watch.
     pub(crate) fn kernel_interest(&self) -> u32 {
-        if self.has_oneshot_fired {
-            return ONESHOT;
+        let waits_for_room = self.requested_events & WRITABLE_EVENTS != 0;
+        if self.has_oneshot_fired || !waits_for_room || self.conn.is_plain_tcp() {
+            self.kernel_interest_at(&Readiness::default())
+        } else {
+            self.kernel_interest_at(&self.readiness())
         }
-        if self.conn.is_plain_tcp() || self.conn.readiness().must_ask_kernel_for_writable {
+    }
+
+    /// Returns the events that the kernel must watch, given the readiness. While data goes by RDMA, the kernel does not
+    /// watch for room.
+    pub(crate) fn kernel_interest_at(&self, is: &Readiness) -> u32 {
+        let waits_for_room = self.requested_events & WRITABLE_EVENTS != 0;
+        if self.has_oneshot_fired {
+            ONESHOT
+        } else if !waits_for_room || is.must_ask_kernel_for_writable || self.conn.is_plain_tcp() {
             self.requested_events
-        } else if self.requested_events & WRITABLE_EVENTS != 0 {
+        } else {
             // A sender that waits for room is woken by a readable byte.
             self.requested_events & !WRITABLE_EVENTS | READABLE_EVENTS
+        }
+    }
+
+    /// Returns the readiness, as far as the program asks for it. An instance looks at many connections at each wait.
+    fn readiness(&self) -> Readiness {
+        if self.requested_events & WRITABLE_EVENTS != 0 {
+            self.conn.readiness()
         } else {
-            self.requested_events
+            self.conn.readiness_for_reading()
         }
     }
 
@@ -197,7 +215,7 @@ impl WatchedConnection {
         if self.has_oneshot_fired {
             return (0, Readiness::default());
         }
-        let is = self.conn.readiness();
+        let is = self.readiness();
         let is_edge = self.requested_events & EDGE_TRIGGERED != 0;
         let mut ready = kernel & (HANGUP_EVENTS | URGENT) | self.kept_error_event(kernel);
         let is_new = !is_edge || self.received_bytes_at_last_report != Some(is.arrived_rdma_bytes);
