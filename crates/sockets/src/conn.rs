@@ -19,9 +19,9 @@ use crate::connection_page::{ConnectionPage, DirectionWords, stage, state};
 use crate::nic::{self, Nic, Sender, UnconnectedQp, lock};
 use crate::not_rdma_reason::NotRdmaReason;
 use crate::page_side::PageAndSide;
+use crate::parked_watches::ParkedWatches;
 use crate::remote_peer::RemotePeer;
 use crate::ring::Ring;
-use crate::watched_connections::unpark_watches_of;
 use crate::{ended_connection_totals, real_libc, remove_stale_pages};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
@@ -78,8 +78,7 @@ pub(crate) struct Conn {
     pub(crate) send_found_no_room: AtomicBool,
     /// Number of threads and epoll instances that sleep until data arrive.
     pub(crate) data_sleeper_count: AtomicU32,
-    /// Number of epoll instances that have parked the connection. Each of them counts as a sleeper, too.
-    pub(crate) parked_watch_count: AtomicU32,
+    pub(crate) parked_watches: ParkedWatches,
     /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps until data arrive,
     /// receives the wake byte.
     pub(crate) room_lock: Mutex<()>,
@@ -145,7 +144,7 @@ impl Default for Conn {
             tcp_bytes_sent: AtomicU64::new(0),
             send_found_no_room: AtomicBool::new(false),
             data_sleeper_count: AtomicU32::new(0),
-            parked_watch_count: AtomicU32::new(0),
+            parked_watches: ParkedWatches::new(),
             room_lock: Mutex::default(),
             room_available: Condvar::new(),
             setup: Mutex::default(),
@@ -341,7 +340,7 @@ impl Conn {
         if self.phase() == Phase::RdmaByOtherProcess {
             self.set_phase(Phase::QpConnected);
         }
-        unpark_watches_of(self);
+        self.parked_watches.unpark();
         real_libc::set_errno(before);
     }
 
@@ -426,7 +425,7 @@ impl Conn {
         }
         *setup = SetupState::default();
         self.set_phase(Phase::Tcp);
-        unpark_watches_of(self);
+        self.parked_watches.unpark();
         real_libc::set_errno(before);
     }
 
@@ -493,7 +492,7 @@ impl Conn {
     pub(crate) fn after_fork_in_child(&self) -> bool {
         // The child has only the thread that forked.
         self.data_sleeper_count.store(0, Ordering::SeqCst);
-        self.parked_watch_count.store(0, Ordering::SeqCst);
+        self.parked_watches.forget();
         let locks = (
             self.setup.try_lock(),
             self.rx.try_lock(),

@@ -16,7 +16,6 @@ pub mod fork;
 pub mod fuzz;
 #[allow(unsafe_code)]
 pub mod iovec_cursor;
-mod nested_epoll;
 #[allow(unsafe_code)]
 mod nic;
 mod peer_lookup;
@@ -33,6 +32,7 @@ mod ended_connection_totals;
 mod mapped_words;
 mod not_rdma_reason;
 mod page_side;
+mod parked_watches;
 #[allow(unsafe_code)]
 pub mod real_libc;
 #[allow(unsafe_code)]

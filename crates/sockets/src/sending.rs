@@ -17,7 +17,6 @@ use crate::real_libc::{self, fail, result};
 use crate::remote_peer::AwaitedEvent;
 use crate::ring::RING_BYTES;
 use crate::spin::Spin;
-use crate::watched_connections::unpark_watches_of;
 
 /// Longest sleep of a sender in ms before it checks for room again, because another thread may have taken its wake
 /// byte.
@@ -69,7 +68,7 @@ impl Conn {
                 SendAttempt::NoRoom => {
                     if flags & libc::MSG_DONTWAIT != 0 || real_libc::is_nonblocking(fd) {
                         self.send_found_no_room.store(true, Ordering::SeqCst);
-                        unpark_watches_of(self);
+                        self.parked_watches.unpark();
                         // Another thread may already sleep in `epoll_wait(2)`, where it asked for no wake byte.
                         if self.request_wake_byte_on_room() {
                             continue;
@@ -227,8 +226,7 @@ impl Conn {
         if deadline.is_none() {
             *deadline = timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
         }
-        let parked = self.parked_watch_count.load(Ordering::SeqCst);
-        if self.data_sleeper_count.load(Ordering::SeqCst) > parked {
+        if self.data_sleeper_count.load(Ordering::SeqCst) > self.parked_watches.count() {
             // A thread that sleeps until data arrive receives the wake byte for this one, and notifies it.
             let nap = Duration::from_millis(ROOM_CHECK_MS);
             let napping = lock(&self.room_lock);

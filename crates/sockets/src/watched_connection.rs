@@ -1,7 +1,7 @@
 //! A connection that an epoll instance watches, and the events to report of it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use libc::{
     EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDBAND,
@@ -112,12 +112,10 @@ impl WatchedConnection {
     /// Parks the connection, whose peer has the request for a wake byte. Returns false, and changes nothing, if this
     /// instance must look at the connection at each wait.
     pub(crate) fn try_enter_parking(&mut self) -> bool {
-        // A change by another thread from here on makes the watch active again (`unpark_watches_of`).
-        self.conn.parked_watch_count.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.conn.parked_watches.add();
         let may_park = !self.is_closed() && (self.has_oneshot_fired || self.may_rely_on_kernel());
         if !may_park {
-            self.conn.parked_watch_count.fetch_sub(1, Ordering::SeqCst);
+            self.conn.parked_watches.remove();
         }
         may_park
     }
@@ -142,7 +140,7 @@ impl WatchedConnection {
 
     /// Ends what [`try_enter_parking`](Self::try_enter_parking) began. `sleepers` threads sleep in the instance.
     pub(crate) fn leave_parking(&mut self, sleepers: u32) {
-        self.conn.parked_watch_count.fetch_sub(1, Ordering::SeqCst);
+        self.conn.parked_watches.remove();
         self.sleeps_without_event = 0;
         if sleepers == 0 {
             self.end_data_sleep();

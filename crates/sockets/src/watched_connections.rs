@@ -5,30 +5,16 @@
 //! the time, so no other call takes the wake byte without asking for the next one.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use libc::c_int;
 
-use crate::conn::Conn;
+use crate::parked_watches::changes_of_parked_connections;
 use crate::watched_connection::WatchedConnection;
 
 /// Number of connections up to which an instance parks none: looking at so few costs less than a wake byte.
 const MAX_ACTIVE_WITHOUT_PARKING: usize = 32;
 /// Number of consecutive sleeps without an event after which a connection is parked.
 const SLEEPS_BEFORE_PARKING: u32 = 32;
-
-/// Increases when a parked connection of this process has changed without a wake byte. Each instance then looks at all
-/// connections again.
-static PARKED_CHANGES: AtomicU64 = AtomicU64::new(0);
-
-/// Records that this process has changed the connection, so that parked watches of it become active.
-pub(crate) fn unpark_watches_of(conn: &Conn) {
-    // The watch is counted before it looks at the connection (`try_enter_parking`).
-    fence(Ordering::SeqCst);
-    if conn.parked_watch_count.load(Ordering::SeqCst) > 0 {
-        PARKED_CHANGES.fetch_add(1, Ordering::SeqCst);
-    }
-}
 
 /// Watched connections by descriptor. The active ones come first.
 #[derive(Default)]
@@ -119,7 +105,7 @@ impl WatchedConnections {
 
     /// Makes all connections active if this process has changed a parked one. `sleepers` threads sleep in the instance.
     pub(crate) fn unpark_changed(&mut self, sleepers: u32) {
-        let changes = PARKED_CHANGES.load(Ordering::SeqCst);
+        let changes = changes_of_parked_connections();
         if self.seen_parked_changes != changes {
             self.unpark_all(sleepers);
         }
@@ -171,8 +157,10 @@ impl WatchedConnections {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
-    use crate::conn::Phase;
+    use crate::conn::{Conn, Phase};
     use crate::watched_connection::READABLE_EVENTS;
 
     fn watch(fd: c_int) -> WatchedConnection {
@@ -221,7 +209,7 @@ mod tests {
         assert_eq!(sleepers(&connections), [1; 50]);
         let woken = connections.unpark(20, 0).expect("watched");
         assert_eq!((woken.fd, woken.sleeps_for_data), (20, false));
-        assert_eq!(woken.conn.parked_watch_count.load(Ordering::SeqCst), 0);
+        assert_eq!(woken.conn.parked_watches.count(), 0);
         assert_eq!(connections.active().len(), 1);
         connections.unpark_all(0);
         assert_eq!(sleepers(&connections), [0; 50]);
@@ -249,7 +237,7 @@ mod tests {
     fn a_change_by_this_process_makes_parked_connections_active() {
         let mut connections = crowd(50);
         let_idle(&mut connections);
-        unpark_watches_of(connections.all()[4].conn);
+        connections.all()[4].conn.parked_watches.unpark();
         connections.unpark_changed(0);
         assert_eq!(connections.active_len(), 50);
     }
@@ -267,7 +255,7 @@ mod tests {
             connections.remove(fd);
             assert!(!connections.contains(fd));
             assert_eq!(conn.data_sleeper_count.load(Ordering::SeqCst), 0);
-            assert_eq!(conn.parked_watch_count.load(Ordering::SeqCst), 0);
+            assert_eq!(conn.parked_watches.count(), 0);
         }
         assert_eq!((connections.len(), connections.active_len()), (47, 1));
         for fd in [3, 40, 51] {

@@ -14,6 +14,7 @@ mod idle_throttle;
 mod overrun;
 mod overrun_parking;
 mod sink;
+mod watch_parking;
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -103,7 +104,7 @@ pub(crate) struct CqState {
     event_held_by_moderation_since_ns: Option<u64>,
     /// Number of ticks in a row at which the engine found more in the buffer than the queue's depth.
     overfull_engine_ticks: u32,
-    watch_parking: overrun_parking::WatchParking,
+    watch_parking: watch_parking::WatchParking,
 }
 
 /// A completion queue; the program's handle points to its first field.
@@ -190,7 +191,7 @@ impl Cq {
                 unreported_has_solicited_or_error: false,
                 event_held_by_moderation_since_ns: None,
                 overfull_engine_ticks: 0,
-                watch_parking: overrun_parking::WatchParking::default(),
+                watch_parking: watch_parking::WatchParking::default(),
             }),
             throttle_at_idle_polls: AtomicU32::new(idle_throttle::IDLE_POLLS_UNTIL_THROTTLE),
             qp_use_count: AtomicUsize::new(0),

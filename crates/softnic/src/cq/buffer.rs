@@ -41,7 +41,7 @@ impl Cq {
             found += n;
             waiting |= deadline;
             held_back = self.report_event_if_due(&mut state);
-            let is_armed = state.armed_for != ARMED_NO || state.watch_parking.is_word_armed();
+            let is_armed = state.armed_for != ARMED_NO || state.watch_parking.is_word_armed;
             if n == 0 && !(is_armed && self.reenable_engine_calls()) {
                 break;
             }

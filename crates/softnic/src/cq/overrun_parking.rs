@@ -22,17 +22,6 @@ use crate::xrc;
 /// engine makes them 100 ms and 300 ms after the last time that it was called.
 const QUIET_CHECKS_UNTIL_PARKING: u32 = 2;
 
-/// The part of the parking that the lock of the queue protects.
-#[derive(Default)]
-pub(super) struct WatchParking {
-    /// True if the queue's word is armed for the engine's watch.
-    is_word_armed: bool,
-    /// Number of periodic checks in a row without a completion and without a poll.
-    quiet_checks_in_row: u32,
-    /// Value of `CqState::pass_count` after the last check: a poll has changed it since.
-    pass_count_at_last_check: u32,
-}
-
 impl Cq {
     /// Begins a check by the engine. Resumes a parked watch. Otherwise arms the word for the watch if this check
     /// may park the watch; the caller then looks for completions, and calls
@@ -110,14 +99,6 @@ impl Cq {
     }
 }
 
-impl WatchParking {
-    /// Returns true if the queue's word is armed for the engine's watch.
-    #[inline]
-    pub(super) fn is_word_armed(&self) -> bool {
-        self.is_word_armed
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use shm::fabric::armed::WakeTarget;
@@ -151,7 +132,7 @@ mod tests {
     }
 
     fn assert_resumed(cq: &Cq, state: &CqState) {
-        assert!(cq.is_checked_for_overrun() && !state.watch_parking.is_word_armed());
+        assert!(cq.is_checked_for_overrun() && !state.watch_parking.is_word_armed);
     }
 
     #[test]
