@@ -1,10 +1,10 @@
 //! Parking of the watch for overruns: a completion queue in which nothing happens costs no CPU time.
 //!
 //! The engine checks a watched queue periodically, because a peer does not call the engine of a queue that is not
-//! armed. After [`QUIET_CHECKS_UNTIL_PARKING`] checks in a row without a completion and without a poll, the engine
-//! *parks* the watch: it arms the queue's word for itself, looks once more, and stops the periodic checks. Whatever
-//! completes in an armed queue calls the engine (`shm/src/fabric/armed.rs`): records of peers, acknowledgements, work
-//! requests that complete when they are posted, and work requests that are flushed.
+//! armed. [`QUIET_CHECKS_UNTIL_PARKING`] checks in a row may find no completion and no poll. The engine then *parks* the
+//! watch: it arms the queue's word for itself, looks once more, and stops the periodic checks. Every completion in an
+//! armed queue calls the engine (`shm/src/fabric/armed.rs`): of records of peers, of acknowledgements, of work requests
+//! that complete when they are posted, and of flushed ones.
 //!
 //! The next check by the engine resumes the watch, whatever it was called for. So do a poll, an arming and an event of
 //! the queue, a post, and a change of what the queue can hold or can get.
