@@ -39,7 +39,8 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FI
     unsafe { real_libc::fdopen(fd, mode) }
 }
 
-/// `fclose(3)`: the C library closes the descriptor without calling `close` of this library.
+/// `fclose(3)`: the C library closes the descriptor without calling `close` of this library. Buffered bytes go first,
+/// because the end of the stream may be sent before the descriptor is closed.
 ///
 /// # Safety
 /// That of the C library's function of this name.
@@ -47,6 +48,8 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FI
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
     if !stream.is_null() {
+        // SAFETY: the caller's stream. The C library's `fclose` reports a failure to write them again.
+        let _ = unsafe { libc::fflush(stream) };
         // SAFETY: the caller's stream.
         program_calls::before_close(unsafe { libc::fileno(stream) });
     }
