@@ -24,8 +24,7 @@ use crate::iovec_cursor::IovecCursor;
 use crate::nic::{HelloState, MAX_UNACKNOWLEDGED_BYTES, lock};
 use crate::not_rdma_reason::NotRdmaReason;
 use crate::page_side::PageAndSide;
-use crate::readiness::has_data;
-use crate::receiving::ReceiveAttempt;
+use crate::receiving::{ReceiveAttempt, has_data};
 use crate::remote_peer::{
     AwaitedEvent, DEMOTED_RECORD_BYTES, RemotePeer, TcpRecord, WAKES_PER_REQUEST, mailbox,
 };

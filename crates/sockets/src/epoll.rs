@@ -195,7 +195,6 @@ impl Epoll {
                     sleeps_for_data: false,
                     received_bytes_at_last_report: None,
                     sleeps_without_event: 0,
-                    readable_view: None,
                 };
                 watch.kernel_events = watch.kernel_interest();
                 if watched.sleeper_count > 0 {
@@ -362,7 +361,6 @@ impl Watched {
             if watch.conn.is_plain_tcp() && watch.kernel_events == watch.kernel_interest() {
                 continue;
             }
-            watch.prepare_readable_view();
             let (ready, seen) = watch.events_to_report(0);
             let wanted = watch.kernel_interest_at(&seen);
             if watch.kernel_events != wanted {

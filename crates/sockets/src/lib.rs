@@ -33,7 +33,6 @@ mod mapped_words;
 mod not_rdma_reason;
 mod page_side;
 mod parked_watches;
-mod readiness;
 #[allow(unsafe_code)]
 pub mod real_libc;
 #[allow(unsafe_code)]

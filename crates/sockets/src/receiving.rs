@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use libc::c_int;
 
 use crate::conn::{Conn, Phase, Rx};
-use crate::connection_page::state;
+use crate::connection_page::{DirectionWords, state};
 use crate::cursors::{
     peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
 };
@@ -15,7 +15,6 @@ use crate::iovec_cursor::IovecCursor;
 use crate::nic::lock;
 use crate::not_rdma_reason::NotRdmaReason;
 use crate::page_side::PageAndSide;
-use crate::readiness::{ReadableView, Readiness, arrived_rdma_bytes, has_data};
 use crate::real_libc::{self, fail, result};
 use crate::remote_peer::AwaitedEvent;
 use crate::ring::{RING_BYTES, Ring};
@@ -33,6 +32,18 @@ pub(crate) enum ReceiveAttempt {
     Tcp,
     /// The connection turned out not to be ready.
     Retry,
+}
+
+/// The readiness of a connection that is not plain TCP.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// Number of bytes received by RDMA so far; an increase is a new edge.
+    pub(crate) arrived_rdma_bytes: u64,
+    /// True if only the kernel knows whether data, or room, is available.
+    pub(crate) must_ask_kernel_for_readable: bool,
+    pub(crate) must_ask_kernel_for_writable: bool,
 }
 
 impl Conn {
@@ -482,28 +493,23 @@ impl Conn {
 
     /// Returns the readiness for reading alone, which costs half as much.
     pub(crate) fn readiness_for_reading(&self) -> Readiness {
+        let mut is = Readiness::default();
         let rx = lock(&self.rx);
-        match &rx.page_and_side {
-            Some(link) => link.readiness_for_reading(rx.ring.as_ref()),
-            None => Readiness {
-                must_ask_kernel_for_readable: true,
-                ..Readiness::default()
-            },
+        let Some(link) = &rx.page_and_side else {
+            is.must_ask_kernel_for_readable = true;
+            return is;
+        };
+        let dir = link.incoming_words();
+        let now = dir.state.load(Ordering::Acquire);
+        let before = dir.tcp_bytes_received.load(Ordering::Relaxed)
+            < dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
+        is.must_ask_kernel_for_readable = before || now != state::RDMA;
+        if let Some(ring) = &rx.ring {
+            is.arrived_rdma_bytes = arrived_rdma_bytes(ring, &dir);
+            is.readable = readable_ring_bytes(is.arrived_rdma_bytes, &dir) > 0
+                && (!before || now == state::TCP);
         }
-    }
-
-    /// Returns what [`ReadableView::readiness`] needs, if the connection is on RDMA on this host. It stays the same
-    /// until the connection is closed.
-    pub(crate) fn readable_view(&self) -> Option<ReadableView> {
-        let rx = lock(&self.rx);
-        let link = rx
-            .page_and_side
-            .as_ref()
-            .filter(|link| link.remote_peer.is_none())?;
-        Some(ReadableView {
-            link: link.clone(),
-            ring: rx.ring.clone(),
-        })
+        is
     }
 
     /// Asks the peer for a wake byte on data, and on room if none is available. Returns true if something is ready
@@ -554,6 +560,21 @@ impl Conn {
         let (link, ring) = (rx.page_and_side.as_ref()?, rx.ring.as_ref()?);
         let dir = link.incoming_words();
         readable_bytes_unknown_to_kernel(arrived_rdma_bytes(ring, &dir), &dir)
+    }
+}
+
+pub(crate) fn has_data(ring: Option<&Ring>, link: &PageAndSide) -> bool {
+    let dir = link.incoming_words();
+    ring.is_some_and(|ring| readable_ring_bytes(arrived_rdma_bytes(ring, &dir), &dir) > 0)
+}
+
+/// Returns the number of bytes received by RDMA. A demoted direction gets no more, and its ring may already belong to
+/// another connection.
+fn arrived_rdma_bytes(ring: &Ring, dir: &DirectionWords<'_>) -> u64 {
+    if dir.state.load(Ordering::Acquire) == state::DEMOTED {
+        dir.rdma_bytes_sent.load(Ordering::Acquire)
+    } else {
+        ring.tail()
     }
 }
 

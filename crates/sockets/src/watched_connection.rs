@@ -9,8 +9,8 @@ use libc::{
 };
 
 use crate::conn::{Conn, Phase};
-use crate::readiness::{ReadableView, Readiness};
 use crate::real_libc;
+use crate::receiving::Readiness;
 
 pub(crate) const READABLE_EVENTS: u32 = (EPOLLIN | EPOLLRDNORM).cast_unsigned();
 pub(crate) const WRITABLE_EVENTS: u32 = (EPOLLOUT | EPOLLWRNORM).cast_unsigned();
@@ -38,8 +38,6 @@ pub(crate) struct WatchedConnection {
     pub(crate) received_bytes_at_last_report: Option<u64>,
     /// Number of sleeps of the instance since the last event.
     pub(crate) sleeps_without_event: u32,
-    /// Where to look for data without a lock; `None` before the first look at a connection on RDMA.
-    pub(crate) readable_view: Option<ReadableView>,
 }
 
 /// Returns the upper half of tokens, which no pointer of a program and no small number has.
@@ -190,17 +188,10 @@ impl WatchedConnection {
 
     /// Returns the readiness, as far as the program asks for it. An instance looks at many connections at each wait.
     fn readiness(&self) -> Readiness {
-        match &self.readable_view {
-            _ if self.requested_events & WRITABLE_EVENTS != 0 => self.conn.readiness(),
-            Some(view) => view.readiness(),
-            None => self.conn.readiness_for_reading(),
-        }
-    }
-
-    /// Prepares looks without a lock, if the connection is on RDMA by now.
-    pub(crate) fn prepare_readable_view(&mut self) {
-        if self.readable_view.is_none() && !self.is_plain() {
-            self.readable_view = self.conn.readable_view();
+        if self.requested_events & WRITABLE_EVENTS != 0 {
+            self.conn.readiness()
+        } else {
+            self.conn.readiness_for_reading()
         }
     }
 

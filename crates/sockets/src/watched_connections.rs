@@ -136,13 +136,11 @@ impl WatchedConnections {
         has_ready
     }
 
-    /// Forgets that connections sleep, and where their data are; called in a forked child, whose connections have
-    /// forgotten the sleeps, or are new objects.
+    /// Forgets that connections sleep; called in a forked child, whose connections have forgotten it.
     pub(crate) fn forget_sleeps(&mut self) -> &mut [WatchedConnection] {
         self.active_count = self.connections.len();
         for watch in &mut self.connections {
             watch.sleeps_for_data = false;
-            watch.readable_view = None;
         }
         &mut self.connections
     }
@@ -179,7 +177,6 @@ mod tests {
             sleeps_for_data: false,
             received_bytes_at_last_report: None,
             sleeps_without_event: 0,
-            readable_view: None,
         }
     }
 
