@@ -266,10 +266,6 @@ impl ManagedDescriptor {
                     };
             }
         };
-        let mut events = kernel & (HANGUP_EVENTS | URGENT);
-        if kernel & HANGUP_EVENTS != 0 && conn.has_kept_error() {
-            events |= POLLERR;
-        }
         if kernel & READABLE_EVENTS != 0 {
             conn.take_wake_bytes_unless_needed(fd);
         }
@@ -277,7 +273,17 @@ impl ManagedDescriptor {
         // After an error a read does not wait.
         let has_unread =
             || kernel & HANGUP_EVENTS != 0 || conn.kernel_stream_has_byte_end_or_error(fd);
-        if is.readable || kernel & READABLE_EVENTS != 0 && has_unread() {
+        let is_readable = is.readable || kernel & READABLE_EVENTS != 0 && has_unread();
+        // The look may have found an error that came after the kernel's events.
+        let hangup = match kernel & HANGUP_EVENTS {
+            0 if conn.has_kept_error() => real_libc::poll_one(fd, 0, 0).1 & HANGUP_EVENTS,
+            known => known,
+        };
+        let mut events = hangup | kernel & URGENT;
+        if hangup != 0 && conn.has_kept_error() {
+            events |= POLLERR;
+        }
+        if is_readable {
             events |= READABLE_EVENTS;
         }
         if is.writable || is.must_ask_kernel_for_writable && kernel & WRITABLE_EVENTS != 0 {
