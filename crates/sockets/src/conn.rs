@@ -14,6 +14,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
 
 use crate::connection_page::{ConnectionPage, DirectionWords, stage, state};
 use crate::nic::{self, Nic, Sender, UnconnectedQp, lock};
@@ -92,6 +93,8 @@ pub(crate) struct Conn {
 #[derive(Default)]
 pub(crate) struct SetupState {
     pub(crate) page: Option<Arc<ConnectionPage>>,
+    /// The time of the first call that found nothing of the peer.
+    pub(crate) waits_since: Option<Instant>,
     pub(crate) remote_peer: Option<Arc<RemotePeer>>,
     pub(crate) own_side: usize,
     pub(crate) unconnected_qp: Option<UnconnectedQp>,

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use verbs::{QpEndpoint, RemoteMemory};
 
@@ -16,8 +17,11 @@ use crate::remote_peer::RemotePeer;
 use crate::ring::{Arena, Ring};
 use crate::{address, ended_connection_totals, peer_lookup, real_libc, remove_stale_pages};
 
-/// Number of calls after which a connection stops waiting for the peer.
+/// Number of calls after which a connection stops waiting for the peer, not before [`MIN_WAIT_FOR_PEER`].
 const MAX_CALLS_WAITING_FOR_PEER: u32 = 512;
+/// Time for which a connection waits for the peer. On a busy host, the peer may not be scheduled while many calls are
+/// executed.
+const MIN_WAIT_FOR_PEER: Duration = Duration::from_secs(1);
 
 impl Conn {
     #[cold]
@@ -192,7 +196,9 @@ impl Conn {
         }
         if there == 0 {
             let calls = self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed);
-            return if calls < MAX_CALLS_WAITING_FOR_PEER {
+            let since = *setup.waits_since.get_or_insert_with(Instant::now);
+            let may_come = calls < MAX_CALLS_WAITING_FOR_PEER || since.elapsed() < MIN_WAIT_FOR_PEER;
+            return if may_come {
                 Ok(())
             } else {
                 Err(NotRdmaReason::PeerWithoutLibrary)

@@ -250,6 +250,11 @@ fn children_accept_connections_of_their_parents_listener() {
 }
 
 #[test]
+fn a_peer_that_is_late_is_waited_for() {
+    brings("overtaken");
+}
+
+#[test]
 fn a_client_without_the_library_stays_on_tcp() {
     brings("unaided");
 }
