@@ -331,12 +331,45 @@ pub(crate) fn send_timeout_ms(fd: c_int) -> Option<u64> {
     (ms > 0).then_some(ms)
 }
 
-/// Returns the kernel's counts of a connection: bytes that this side has sent, and bytes that it has read (`tcp(7)`,
-/// `TCP_INFO`). The first may include the SYN of the side that connected.
-pub(crate) fn sent_and_read_bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
+/// The kernel's counts of the bytes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KernelByteCounts {
+    /// Bytes that this side has sent, and bytes that it has read. The first may include the SYN of the side that
+    /// connected.
+    SentAndRead(u64, u64),
+    /// Bytes or acknowledgements arrived during each attempt to read the counts.
+    Changing,
+}
+
+/// Number of attempts to read the counts of a connection while they do not change.
+const MAX_COUNT_ATTEMPTS: usize = 64;
+
+/// Returns the kernel's counts of a connection (`tcp(7)`, `TCP_INFO`), none for other sockets.
+pub(crate) fn byte_counts_by_kernel(fd: c_int) -> Option<KernelByteCounts> {
+    // The counts of queued bytes are read by other system calls. Together they are right if nothing arrived between.
+    let mut before = acked_and_received_bytes(fd)?;
+    for _ in 0..MAX_COUNT_ATTEMPTS {
+        let (in_queue, out_queue) = queued_bytes(fd)?;
+        let after = acked_and_received_bytes(fd)?;
+        if before == after {
+            let (acked, received) = after;
+            let read = received.checked_sub(in_queue)?;
+            return Some(KernelByteCounts::SentAndRead(acked + out_queue, read));
+        }
+        before = after;
+    }
+    Some(KernelByteCounts::Changing)
+}
+
+fn acked_and_received_bytes(fd: c_int) -> Option<(u64, u64)> {
     // `struct tcp_info` of linux/tcp.h: tcpi_bytes_acked and tcpi_bytes_received are the words from byte 120 on.
     let mut info = [0u64; 17];
     fixed_size_socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
+    Some((info[15], info[16]))
+}
+
+/// Returns the number of bytes that wait to be read, and of bytes that the peer has not acknowledged.
+fn queued_bytes(fd: c_int) -> Option<(u64, u64)> {
     let (mut in_queue, mut out_queue): (c_int, c_int) = (0, 0);
     // SAFETY: both calls write an integer.
     let failed = unsafe {
@@ -354,11 +387,10 @@ pub(crate) fn sent_and_read_bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
     if failed {
         return None;
     }
-    let (in_queue, out_queue) = (
+    Some((
         u64::try_from(in_queue).ok()?,
         u64::try_from(out_queue).ok()?,
-    );
-    Some((info[15] + out_queue, info[16].checked_sub(in_queue)?))
+    ))
 }
 
 fn fixed_size_socket_option<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Option<()> {
@@ -368,4 +400,44 @@ fn fixed_size_socket_option<T>(fd: c_int, level: c_int, name: c_int, value: &mut
     // integers).
     let got = unsafe { getsockopt(fd, level, name, to, &raw mut len) };
     (got == 0 && len as usize == size_of::<T>()).then_some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+
+    use super::*;
+
+    #[test]
+    fn counts_are_right_while_bytes_and_acknowledgements_arrive() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let mut other_end = TcpStream::connect(address).expect("a connection");
+        let (mut own_end, _) = listener.accept().expect("a connection");
+        own_end.set_nodelay(true).expect("an open socket");
+        other_end.set_nodelay(true).expect("an open socket");
+        // The thread reads what comes, and sends bytes that nobody reads.
+        let thread = std::thread::spawn(move || {
+            let mut byte = [0];
+            while other_end.read_exact(&mut byte).is_ok() && other_end.write_all(&byte).is_ok() {}
+        });
+        let mut certain = 0;
+        for sent in 1..=20_000 {
+            own_end.write_all(b"x").expect("an open connection");
+            match byte_counts_by_kernel(own_end.as_raw_fd()) {
+                Some(KernelByteCounts::Changing) => {}
+                counts => {
+                    assert_eq!(counts, Some(KernelByteCounts::SentAndRead(sent, 0)));
+                    certain += 1;
+                }
+            }
+        }
+        assert!(certain > 0, "no attempt found counts that did not change");
+        own_end
+            .shutdown(std::net::Shutdown::Both)
+            .expect("an open socket");
+        thread.join().expect("no panic");
+    }
 }

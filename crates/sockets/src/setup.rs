@@ -13,6 +13,7 @@ use crate::connection_page::{ConnectionPage, page_file_name, stage, state};
 use crate::nic::{self, Nic, lock};
 use crate::not_rdma_reason::NotRdmaReason;
 use crate::page_side::PageAndSide;
+use crate::real_libc::KernelByteCounts;
 use crate::remote_peer::RemotePeer;
 use crate::ring::{Arena, Ring};
 use crate::{address, ended_connection_totals, peer_lookup, real_libc, remove_stale_pages};
@@ -94,7 +95,9 @@ impl Conn {
             self.adopt_page_of_other_process(fd, page, setup.own_side, remote);
             return Ok(());
         }
-        self.check_tcp_byte_counts(fd)?;
+        if !self.check_tcp_byte_counts(fd)? {
+            return Ok(());
+        }
         for _ in 0..8 {
             let page = ConnectionPage::open(&path, true).map_err(unsupported)?;
             match claim_side(&page, setup.own_side, nic, cookie) {
@@ -115,21 +118,32 @@ impl Conn {
         Err(NotRdmaReason::NoResources)
     }
 
-    /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some.
-    fn check_tcp_byte_counts(&self, fd: i32) -> Result<(), NotRdmaReason> {
-        let idle = self.running_tcp_reads.load(Ordering::Acquire)
-            + self.running_tcp_writes.load(Ordering::Acquire)
-            == 0;
-        let (sent, taken) =
-            real_libc::sent_and_read_bytes_by_kernel(fd).ok_or(NotRdmaReason::Unsupported)?;
-        let syn = u64::from(self.called_connect.load(Ordering::Relaxed));
-        let ours = self.tcp_bytes_sent.load(Ordering::Acquire);
-        let taken_ours = self.tcp_bytes_received.load(Ordering::Acquire);
+    /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some. Returns false
+    /// if that cannot be said yet.
+    fn check_tcp_byte_counts(&self, fd: i32) -> Result<bool, NotRdmaReason> {
+        let counts_of_library = || {
+            let idle = self.running_tcp_reads.load(Ordering::Acquire)
+                + self.running_tcp_writes.load(Ordering::Acquire)
+                == 0;
+            let sent = self.tcp_bytes_sent.load(Ordering::Acquire);
+            idle.then(|| (sent, self.tcp_bytes_received.load(Ordering::Acquire)))
+        };
+        let before = counts_of_library();
+        let counts = real_libc::byte_counts_by_kernel(fd).ok_or(NotRdmaReason::Unsupported)?;
+        let KernelByteCounts::SentAndRead(sent, taken) = counts else {
+            return Ok(false);
+        };
         // While another thread is inside a call, its bytes are not counted yet.
-        if idle && (taken != taken_ours || sent != ours && sent != ours + syn) {
-            return Err(NotRdmaReason::BypassedBytes);
+        if let Some((sent_by_us, taken_by_us)) = before
+            && before == counts_of_library()
+        {
+            let syn = u64::from(self.called_connect.load(Ordering::Relaxed));
+            let is_same = taken == taken_by_us && (sent == sent_by_us || sent == sent_by_us + syn);
+            if !is_same {
+                return Err(NotRdmaReason::BypassedBytes);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
@@ -197,7 +211,8 @@ impl Conn {
         if there == 0 {
             let calls = self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed);
             let since = *setup.waits_since.get_or_insert_with(Instant::now);
-            let may_come = calls < MAX_CALLS_WAITING_FOR_PEER || since.elapsed() < MIN_WAIT_FOR_PEER;
+            let may_come =
+                calls < MAX_CALLS_WAITING_FOR_PEER || since.elapsed() < MIN_WAIT_FOR_PEER;
             return if may_come {
                 Ok(())
             } else {
