@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use libc::c_int;
+use rustc_hash::FxBuildHasher;
 
 use crate::parked_watches::changes_of_parked_connections;
 use crate::watched_connection::WatchedConnection;
@@ -20,7 +21,8 @@ const SLEEPS_BEFORE_PARKING: u32 = 32;
 #[derive(Default)]
 pub(crate) struct WatchedConnections {
     connections: Vec<WatchedConnection>,
-    index_by_fd: HashMap<c_int, usize>,
+    /// With a fast hash: some programs remove and add a connection for each request.
+    index_by_fd: HashMap<c_int, usize, FxBuildHasher>,
     active_count: usize,
     seen_parked_changes: u64,
 }
@@ -146,6 +148,9 @@ impl WatchedConnections {
     }
 
     fn swap(&mut self, a: usize, b: usize) {
+        if a == b {
+            return;
+        }
         self.connections.swap(a, b);
         for at in [a, b] {
             if let Some(watch) = self.connections.get(at) {
