@@ -25,9 +25,10 @@ const LONGEST_SPIN_ALONE_NS: u64 = 1_000_000;
 /// A yield to another thread and back takes two context switches of 0.7 µs or more.
 const MAX_IDLE_YIELD_NS: u64 = 1_000;
 
-/// Yields longer than this number of nanoseconds met a computing thread, which keeps the core for a time slice: 1.4 ms
-/// on two cores, more on others. Several pollers that have work keep it for some hundred microseconds together. If
-/// these looked like computing threads, each would spin for [`SPIN_BESIDE_BUSY_NS`], so that yields stay long.
+/// Yields longer than this number of nanoseconds met a computing thread. It keeps the core for a time slice, 1.4 ms on
+/// two cores and more on others (`sysctl_sched_base_slice` in the kernel's sched/fair.c). Several pollers with work keep
+/// it for some hundred microseconds together. If these looked like computing threads, each would spin for
+/// [`SPIN_BESIDE_BUSY_NS`], so that yields stay long.
 const MIN_BUSY_YIELD_NS: u64 = 1_200_000;
 
 /// Spin in nanoseconds after a yield that met a computing thread; peers on other cores answer sooner. The spin is not
