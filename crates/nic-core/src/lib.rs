@@ -4,6 +4,7 @@
 //! decisions can therefore be tested by tables and properties, run under miri, and be used by a NIC in simulated time.
 //! A decision that depends on time takes `now` as an argument.
 //!
+//! - [`core_migration`]: the move of a polling thread away from the core of its peer.
 //! - [`flows`]: the queue pairs that get a packet.
 //! - [`qp_state`]: the states of a queue pair, and its legal modifications.
 //! - [`retry_timeouts`]: the time after which a requester gives up.
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod core_migration;
 pub mod flows;
 pub mod qp_state;
 pub mod retry_timeouts;

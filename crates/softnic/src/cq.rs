@@ -11,6 +11,7 @@ mod delayed_completions;
 mod extended_poll_state;
 mod gather_completions;
 mod idle_throttle;
+mod migrate_thread;
 mod overrun;
 mod overrun_parking;
 mod sink;

@@ -6,16 +6,20 @@
 //! little later. Its peers write several times as much between two reads.
 //!
 //! The thread also yields if others want its core: the peer that it waits for may be one of them
-//! ([`SpinTime`]).
+//! ([`SpinTime`]). A thread that shares a crowded core with its peer moves to another core ([`CoreMigration`]).
 
 use std::cell::Cell;
 use std::hint;
 
+use nic_core::core_migration::CoreMigration;
 use nic_core::yielding::SpinTime;
 use shm::clock::{ticks, ticks_per_us};
 
+use super::migrate_thread::migrate_to_another_core;
+
 /// Number of empty polls of one queue in a row after which [`throttle_idle_poller_and_get_polls_until_next`] is called.
-pub(super) const IDLE_POLLS_UNTIL_THROTTLE: u32 = 4096;
+/// A poll takes 15 to 200 ns, so these are 8 to 100 µs.
+pub(super) const IDLE_POLLS_UNTIL_THROTTLE: u32 = 512;
 
 /// The same on a crowded core, where polls find nothing until a peer has had the core.
 const CROWDED_IDLE_POLLS_UNTIL_THROTTLE: u32 = 8;
@@ -31,6 +35,9 @@ const WAIT_TO_INTERVAL_RATIO: u64 = 1024;
 
 /// Longest time in nanoseconds between two rounds: a peer fills its store buffer many times in it.
 const MAX_ROUND_INTERVAL_NS: u64 = 1000;
+
+/// A bit of the tick counter that is random after a yield. Counters of some processors advance in larger steps than 1.
+const COIN_TICK_BIT: u64 = 128;
 
 /// Number of yields to other threads between two short sleeps. Threads that yield to each other on one core stay there,
 /// although other cores are idle: the scheduler does not move a thread that has just run. It places a thread that
@@ -50,6 +57,7 @@ struct PollRecord {
     spin_time: SpinTime,
     /// Number of yields to others since the last sleep.
     yields_since_sleep: u32,
+    core_migration: CoreMigration,
 }
 
 /// The action of a thread before it polls again.
@@ -80,6 +88,7 @@ impl PollRecord {
             empty_since_ticks: 0,
             spin_time: SpinTime::new(),
             yields_since_sleep: 0,
+            core_migration: CoreMigration::new(),
         }
     }
 
@@ -95,6 +104,7 @@ impl PollRecord {
         *fruitless += 1;
         if *fruitless == 1 {
             self.empty_since_ticks = now;
+            self.core_migration.record_wait();
         }
         let in_vain = now.wrapping_sub(self.empty_since_ticks);
         if in_vain >= self.spin_time.spin_ns() * per_us / 1000 {
@@ -142,6 +152,13 @@ impl PollRecord {
         self.yields_since_sleep == 0
     }
 
+    /// Returns true if the thread should move to another core after a yield. `coin` is random.
+    fn should_migrate(&mut self, coin: bool) -> bool {
+        let is_crowded = self.spin_time.is_crowded();
+        self.core_migration
+            .record_yield_and_should_migrate(is_crowded, coin)
+    }
+
     /// Returns the number of empty polls in a row until the next call of
     /// [`throttle_idle_poller_and_get_polls_until_next`].
     fn polls_until_throttle(&self) -> u32 {
@@ -174,7 +191,11 @@ pub(super) fn throttle_idle_poller_and_get_polls_until_next(queue: usize) -> u32
         }
         NextPollAction::Yield => {
             std::thread::yield_now();
-            if looks.record_yield(now, ticks(), per_us) {
+            let after = ticks();
+            if looks.should_migrate(after & COIN_TICK_BIT != 0) {
+                migrate_to_another_core(after / COIN_TICK_BIT);
+            }
+            if looks.record_yield(now, after, per_us) {
                 std::thread::sleep(std::time::Duration::from_micros(1));
                 looks.empty_since_ticks = ticks();
             }
