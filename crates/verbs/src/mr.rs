@@ -21,7 +21,7 @@
 
 use std::alloc::Layout;
 use std::fmt;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -167,6 +167,43 @@ impl MemoryRegion {
         let memory = MemoryOwner::OtherRegion(Arc::clone(self));
         // SAFETY: the memory is this region's, which the new one keeps alive.
         unsafe { Self::register(&self.pd, self.addr, self.len, access, memory) }
+    }
+
+    /// Registers a part of the memory once more, with keys of its own. By these keys a peer reaches only that part.
+    /// Otherwise as [`register_again`](Self::register_again).
+    ///
+    /// ```
+    /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+    /// use std::sync::Arc;
+    /// let slab = Arc::new(pd.alloc(8192, verbs::Access::LOCAL_WRITE)?);
+    /// let half = slab.register_part(4096..8192, verbs::Access::LOCAL_WRITE | verbs::Access::REMOTE_WRITE)?;
+    /// assert_eq!((half.addr(), half.len()), (slab.addr() + 4096, 4096));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`RegisterError::Length`] (`EINVAL`): the range is empty, or not inside of the region.
+    /// - As [`register_vec`](ProtectionDomain::register_vec).
+    pub fn register_part(
+        self: &Arc<Self>,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Self, RegisterError> {
+        let len = range.end.saturating_sub(range.start);
+        if len == 0 || range.end > self.len {
+            let source = std::io::Error::from_raw_os_error(libc::EINVAL);
+            return Err(RegisterError::Length {
+                len,
+                verb: "ibv_reg_mr",
+                source,
+            });
+        }
+        let memory = MemoryOwner::OtherRegion(Arc::clone(self));
+        // SAFETY: the part is inside of this region's memory, which the new one keeps alive.
+        unsafe {
+            let addr = self.addr.add(range.start);
+            Self::register(&self.pd, addr, len, access, memory)
+        }
     }
 
     /// The number of bytes.
