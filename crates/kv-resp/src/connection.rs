@@ -72,6 +72,18 @@ pub trait Listener: Source + Send {
 
     /// Returns the address for clients.
     fn address(&self) -> ListenAddress;
+
+    /// Registers descriptors that the accepted connections share, if there are any. When they are readable, the caller
+    /// calls [`take_ready`](Self::take_ready).
+    ///
+    /// # Errors
+    /// The errors of `epoll_ctl(2)`.
+    fn register_shared_descriptors(&mut self, _: &Registry, _: Token) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Takes the events of the shared descriptors, and passes the token of each connection that may be ready to `ready`.
+    fn take_ready(&mut self, _ready: &mut dyn FnMut(Token)) {}
 }
 
 /// The address on which a front end listens.

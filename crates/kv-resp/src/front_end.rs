@@ -16,8 +16,8 @@ use crate::served_connection::{NextAction, POLL_TIME_BEFORE_SLEEP, PollResult, S
 use crate::session::Session;
 use kv::store::Store;
 
-/// Largest number of connections at the same time: Redis's default of `maxclients`.
-const MAX_CONNECTIONS: usize = 10_000;
+/// Default of the largest number of connections at the same time: that of Redis's `maxclients`.
+pub const DEFAULT_MAX_CONNECTIONS: usize = 10_000;
 /// Bytes that are read from a connection at once, and answered with one write.
 const READ_BYTES: usize = 64 << 10;
 /// Replies to different connections are sent when this many bytes are pending, or nothing is left to read. If each
@@ -39,8 +39,10 @@ const POLLS_PER_EVENT_CHECK: u32 = 16;
 const MAX_CONNECTIONS_POLLED_TOGETHER: usize = 128;
 
 /// Tokens below this one belong to the listeners.
-const WAKER_TOKEN: Token = Token(MAX_LISTENERS);
-const FIRST_CLIENT_TOKEN: usize = MAX_LISTENERS + 1;
+const FIRST_SHARED_TOKEN: usize = MAX_LISTENERS;
+/// Tokens from `FIRST_SHARED_TOKEN` to this one belong to the descriptors that each listener's connections share.
+const WAKER_TOKEN: Token = Token(2 * MAX_LISTENERS);
+const FIRST_CLIENT_TOKEN: usize = 2 * MAX_LISTENERS + 1;
 
 /// Statistics of a front end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +84,19 @@ impl FrontEnd {
     ///
     /// # Errors
     /// If the system refuses a descriptor or the thread, or there are more than 8 listeners.
-    pub fn start(store: Arc<Store>, mut listeners: Vec<Box<dyn Listener>>) -> io::Result<Self> {
+    pub fn start(store: Arc<Store>, listeners: Vec<Box<dyn Listener>>) -> io::Result<Self> {
+        Self::start_with_max_connections(store, listeners, DEFAULT_MAX_CONNECTIONS)
+    }
+
+    /// As [`start`](Self::start), with another limit than [`DEFAULT_MAX_CONNECTIONS`]. More clients get an error.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn start_with_max_connections(
+        store: Arc<Store>,
+        mut listeners: Vec<Box<dyn Listener>>,
+        max_connections: usize,
+    ) -> io::Result<Self> {
         if listeners.len() > MAX_LISTENERS {
             return Err(ErrorKind::InvalidInput.into());
         }
@@ -90,6 +104,7 @@ impl FrontEnd {
         let registry = poll.registry();
         for (number, listener) in listeners.iter_mut().enumerate() {
             registry.register(&mut **listener, Token(number), Interest::READABLE)?;
+            listener.register_shared_descriptors(registry, Token(FIRST_SHARED_TOKEN + number))?;
         }
         let waker = Waker::new(registry, WAKER_TOKEN)?;
         let addresses = listeners.iter().map(|l| l.address()).collect();
@@ -99,6 +114,7 @@ impl FrontEnd {
             poll,
             listeners,
             clients: HashMap::new(),
+            max_connections,
             next_connection_number: FIRST_CLIENT_TOKEN,
             connections_with_turn: Vec::new(),
             polled_connections: Vec::new(),
@@ -166,6 +182,7 @@ struct ServeLoop {
     poll: Poll,
     listeners: Vec<Box<dyn Listener>>,
     clients: HashMap<usize, ServedConnection>,
+    max_connections: usize,
     /// The number of the next connection; numbers are not reused.
     next_connection_number: usize,
     /// Connections that get the next turn without a report of their descriptors: new ones, polled ones, and those with
@@ -254,6 +271,16 @@ impl ServeLoop {
             match event.token() {
                 WAKER_TOKEN => {}
                 Token(0..MAX_LISTENERS) => accept = true,
+                Token(shared @ FIRST_SHARED_TOKEN..FIRST_CLIENT_TOKEN) => {
+                    if let Some(listener) = self.listeners.get_mut(shared - FIRST_SHARED_TOKEN) {
+                        listener.take_ready(&mut |Token(number)| {
+                            if let Some(client) = self.clients.get_mut(&number) {
+                                client.on_shared_event();
+                                turns.push(number);
+                            }
+                        });
+                    }
+                }
                 Token(number) => {
                     let Some(client) = self.clients.get_mut(&number) else {
                         continue;
@@ -336,7 +363,7 @@ impl ServeLoop {
     }
 
     fn add_connection(&mut self, mut connection: Box<dyn Connection>) {
-        if self.clients.len() >= MAX_CONNECTIONS {
+        if self.clients.len() >= self.max_connections {
             self.shared
                 .connections_refused
                 .fetch_add(1, Ordering::Relaxed);

@@ -35,7 +35,7 @@ pub use command_decoder::{
     MAX_INLINE_BYTES, ProtocolError,
 };
 pub use connection::{Connection, ListenAddress, Listener};
-pub use front_end::{FrontEnd, FrontEndStats};
+pub use front_end::{DEFAULT_MAX_CONNECTIONS, FrontEnd, FrontEndStats};
 pub use rdma::RdmaListener;
 pub use reply::{Protocol, ReplyWriter};
 pub use session::Session;

@@ -11,7 +11,7 @@ use mio::{Events, Interest, Poll, Token};
 use resp_rdma::Connector;
 
 use crate::connection::{Connection, ListenAddress};
-use crate::rdma::RdmaConnection;
+use crate::rdma::{RdmaConnection, register_shared_descriptors};
 
 /// Largest time for a server to accept a connection, or to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -131,9 +131,14 @@ pub enum LoadError {
     NoAnswer,
 }
 
+/// The token of the descriptors that connections share.
+const SHARED_TOKEN: Token = Token(usize::MAX);
+
 /// A set of connections to one server, driven by one thread.
 pub struct LoadConnections {
     poll: Poll,
+    /// The maker of connections over RDMA, which share its descriptors.
+    connector: Option<Connector>,
     clients: Vec<PipelinedConnection>,
     /// The buffer of one read.
     buffer: Vec<u8>,
@@ -199,19 +204,28 @@ impl LoadParameters {
 }
 
 impl LoadConnections {
-    /// Opens connections to a server.
+    /// Opens connections to a server. Connections over RDMA share descriptors.
     ///
     /// # Errors
-    /// The errors of [`ListenAddress::connect`].
+    /// The errors of [`ListenAddress::connect`], or the system has no descriptor left.
     pub fn connect(
         server: &ListenAddress,
         connector: Option<&Connector>,
         connections: usize,
     ) -> io::Result<Self> {
         let poll = Poll::new()?;
+        let connector = match server {
+            ListenAddress::Rdma(_) => connector
+                .map(Connector::with_shared_descriptors)
+                .transpose()?,
+            _ => None,
+        };
+        if let Some(connector) = &connector {
+            register_shared_descriptors(connector, poll.registry(), SHARED_TOKEN)?;
+        }
         let mut clients = Vec::new();
         for number in 0..connections {
-            let mut connection = server.connect(connector)?;
+            let mut connection = server.connect(connector.as_ref())?;
             let interests = Interest::READABLE;
             poll.registry()
                 .register(&mut *connection, Token(number), interests)?;
@@ -226,6 +240,7 @@ impl LoadConnections {
         }
         Ok(Self {
             poll,
+            connector,
             clients,
             buffer: vec![0; READ_BYTES],
         })
@@ -354,9 +369,16 @@ impl LoadConnections {
             Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(()),
             other => other?,
         }
-        for event in &*events {
-            if let Some(client) = self.clients.get_mut(event.token().0) {
+        let clients = &mut self.clients;
+        let mut mark_readable = |number: usize| {
+            if let Some(client) = clients.get_mut(number) {
                 client.may_be_readable = true;
+            }
+        };
+        for event in &*events {
+            match (event.token(), &self.connector) {
+                (SHARED_TOKEN, Some(connector)) => connector.take_ready(&mut mark_readable),
+                (Token(number), _) => mark_readable(number),
             }
         }
         Ok(())

@@ -17,14 +17,16 @@ use crate::connection::{Connection, ListenAddress, Listener};
 pub struct RdmaListener(resp_rdma::Listener);
 
 impl RdmaListener {
-    /// Listens at an address. The port may be in use for TCP as well; port 0 takes a free port.
+    /// Listens at an address. The port may be in use for TCP as well; port 0 takes a free port. The accepted connections
+    /// share descriptors.
     ///
     /// # Errors
-    /// The errors of `rdma_bind_addr(3)`.
+    /// The errors of `rdma_bind_addr(3)`, or the system has no descriptor left.
     pub fn listen(
         connector: &Connector,
         at: SocketAddr,
     ) -> Result<Box<dyn Listener>, resp_rdma::SetupError> {
+        let connector = connector.with_shared_descriptors()?;
         Ok(Box::new(Self(connector.listen(at)?)))
     }
 }
@@ -38,6 +40,25 @@ impl Listener for RdmaListener {
         let none = SocketAddr::from(([0; 4], 0));
         ListenAddress::Rdma(self.0.local_addr().unwrap_or(none))
     }
+
+    fn register_shared_descriptors(&mut self, r: &Registry, token: Token) -> io::Result<()> {
+        register_shared_descriptors(self.0.connector(), r, token)
+    }
+
+    fn take_ready(&mut self, ready: &mut dyn FnMut(Token)) {
+        self.0.connector().take_ready(|key| ready(Token(key)));
+    }
+}
+
+/// Registers the descriptors that a connector's connections share, if there are any.
+pub(crate) fn register_shared_descriptors(
+    connector: &Connector,
+    registry: &Registry,
+    token: Token,
+) -> io::Result<()> {
+    let fds = connector.shared_fds().into_iter().flatten();
+    let register = |fd: RawFd| SourceFd(&fd).register(registry, token, Interest::READABLE);
+    fds.into_iter().try_for_each(register)
 }
 
 impl Source for RdmaListener {
@@ -107,9 +128,13 @@ impl Write for RdmaConnection {
 }
 
 /// Both descriptors become readable when something arrives. New room at the peer is also announced by a message, so
-/// writable events are never requested.
+/// writable events are never requested. Shared descriptors are registered by their owner, and report the token.
 impl Source for RdmaConnection {
     fn register(&mut self, r: &Registry, token: Token, _: Interest) -> io::Result<()> {
+        self.0.set_key(token.0);
+        if self.0.shares_descriptors() {
+            return Ok(());
+        }
         self.for_each_event_fd(|mut fd| fd.register(r, token, Interest::READABLE))
     }
 
@@ -118,6 +143,9 @@ impl Source for RdmaConnection {
     }
 
     fn deregister(&mut self, r: &Registry) -> io::Result<()> {
+        if self.0.shares_descriptors() {
+            return Ok(());
+        }
         self.for_each_event_fd(|mut fd| fd.deregister(r))
     }
 }

@@ -116,6 +116,17 @@ impl ServedConnection {
     pub(crate) fn on_event(&mut self, event: &Event) {
         self.may_be_readable |= event.is_readable() || event.is_error();
         self.hung_up |= event.is_read_closed() || event.is_error();
+        self.adapt_poll_time();
+    }
+
+    /// Handles an event of a descriptor that other connections share.
+    pub(crate) fn on_shared_event(&mut self) {
+        self.may_be_readable = true;
+        self.adapt_poll_time();
+    }
+
+    /// Adapts the polling time to the pause that ends now.
+    fn adapt_poll_time(&mut self) {
         if self.supports_polling() && !self.is_in_polled_set {
             // The connection was no longer polled once its polling time after `last_input_time` had run out.
             let waited = self.last_input_at.elapsed();

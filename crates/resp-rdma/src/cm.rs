@@ -54,32 +54,100 @@ pub(crate) enum CmEventKind {
     Other,
 }
 
+/// A non-blocking event channel.
+pub(crate) struct CmChannel {
+    handle: *mut rdma_event_channel,
+    channel: Arc<EventChannel<EndpointEvent>>,
+}
+
+// SAFETY: `rdmacm` locks its state of a channel. The handle is destroyed only with this value.
+unsafe impl Send for CmChannel {}
+// SAFETY: as above.
+unsafe impl Sync for CmChannel {}
+
 /// A connection identifier with its channel.
 pub(crate) struct OwnedCmId {
     handle: *mut rdma_cm_id,
-    channel_handle: *mut rdma_event_channel,
-    channel: Arc<EventChannel<EndpointEvent>>,
+    channel: Arc<CmChannel>,
 }
 
 // SAFETY: ids may be used from any thread, since `rdmacm` locks its state of an id; this id is used
 // only by the owner of the value.
 unsafe impl Send for OwnedCmId {}
 
-/// Creates a non-blocking event channel.
-fn create_nonblocking_channel()
--> Result<(*mut rdma_event_channel, Arc<EventChannel<EndpointEvent>>)> {
-    let handle = ChannelHandle::create()?;
-    // SAFETY: the handle was just made; its descriptor is open as long as the channel.
-    unsafe {
-        let fd = BorrowedFd::borrow_raw((*handle).fd);
-        let made = fcntl_getfl(fd)
-            .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
-            .map_err(Errno::from)
-            .and_then(|()| ChannelHandle::channel(handle));
-        if made.is_err() {
-            ChannelHandle::destroy(handle);
+impl CmChannel {
+    pub(crate) fn new() -> Result<Self> {
+        let handle = ChannelHandle::create()?;
+        // SAFETY: the handle was just made; its descriptor is open as long as the channel.
+        unsafe {
+            let fd = BorrowedFd::borrow_raw((*handle).fd);
+            let made = fcntl_getfl(fd)
+                .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+                .map_err(Errno::from)
+                .and_then(|()| ChannelHandle::channel(handle));
+            if made.is_err() {
+                ChannelHandle::destroy(handle);
+            }
+            Ok(Self {
+                handle,
+                channel: made?,
+            })
         }
-        Ok((handle, made?))
+    }
+
+    /// Returns the descriptor that is readable while events are pending.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.channel.raw_fd()
+    }
+
+    /// Takes all events of established ids, and passes their kinds and the addresses of their ids to `act`, before
+    /// the id can be destroyed.
+    pub(crate) fn take_events(&self, mut act: impl FnMut(CmEventKind, usize)) {
+        while let Some(event) = self.take_event() {
+            // SAFETY: the event is live until it is acknowledged here.
+            unsafe {
+                act(CmEventKind::of((*event).event), (*event).id.addr());
+                cm_event::acknowledge_event(event);
+            }
+        }
+    }
+
+    /// Takes the next event, which must be acknowledged; `None` without a pending event.
+    fn take_event(&self) -> Option<*mut rdma_cm_event> {
+        if self.channel.is_empty() {
+            return None;
+        }
+        cm_event::take_next_event(&self.channel).ok()
+    }
+}
+
+impl Drop for CmChannel {
+    fn drop(&mut self) {
+        // SAFETY: each id on the channel holds a reference to this value, so none is left.
+        unsafe { ChannelHandle::destroy(self.handle) };
+    }
+}
+
+impl CmEventKind {
+    fn of(event: rdma_cm_event_type) -> Self {
+        match event {
+            RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                Self::AddressOrRouteResolved
+            }
+            RDMA_CM_EVENT_CONNECT_REQUEST => Self::ConnectRequest,
+            RDMA_CM_EVENT_CONNECT_RESPONSE => Self::ConnectResponse,
+            RDMA_CM_EVENT_ESTABLISHED => Self::Established,
+            RDMA_CM_EVENT_REJECTED => Self::Refused,
+            RDMA_CM_EVENT_ADDR_ERROR
+            | RDMA_CM_EVENT_ROUTE_ERROR
+            | RDMA_CM_EVENT_UNREACHABLE
+            | RDMA_CM_EVENT_CONNECT_ERROR => Self::Unreachable,
+            RDMA_CM_EVENT_DISCONNECTED
+            | RDMA_CM_EVENT_TIMEWAIT_EXIT
+            | RDMA_CM_EVENT_ADDR_CHANGE
+            | RDMA_CM_EVENT_DEVICE_REMOVAL => Self::Disconnected,
+            _ => Self::Other,
+        }
     }
 }
 
@@ -88,23 +156,28 @@ impl OwnedCmId {
     pub(crate) fn new() -> Result<Self> {
         register_provider();
         rdmacm::default_device_port()?;
-        let (channel_handle, channel) = create_nonblocking_channel()?;
+        let channel = Arc::new(CmChannel::new()?);
         // SAFETY: a live channel.
         let id = unsafe {
-            id_lifecycle::new_id(channel_handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC)
+            id_lifecycle::new_id(channel.handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC)
         };
-        match id {
-            Ok(handle) => Ok(Self {
-                handle,
-                channel_handle,
-                channel,
-            }),
-            Err(e) => {
-                // SAFETY: the channel was made above, and nothing else uses it.
-                unsafe { ChannelHandle::destroy(channel_handle) };
-                Err(e)
-            }
-        }
+        Ok(Self {
+            handle: id?,
+            channel,
+        })
+    }
+
+    /// Moves the id to another channel, with its pending events.
+    pub(crate) fn migrate(&mut self, channel: Arc<CmChannel>) -> Result {
+        // SAFETY: the channel is live, and no call waits for an event of this id, which the caller has.
+        unsafe { self.id()?.migrate(channel.handle) }?;
+        self.channel = channel;
+        Ok(())
+    }
+
+    /// Returns the address of the id, which its events have.
+    pub(crate) fn address(&self) -> usize {
+        self.handle.addr()
     }
 
     fn id(&self) -> Result<&CmId> {
@@ -186,72 +259,38 @@ impl OwnedCmId {
     }
 
     /// Returns the next event, with the new id of a connection request; `None` without a pending
-    /// event.
+    /// event. The channel must be of this id alone.
     pub(crate) fn next(&self) -> Option<(CmEventKind, Option<Self>)> {
-        if self.channel.is_empty() {
-            return None;
-        }
-        let event = cm_event::take_next_event(&self.channel).ok()?;
+        let event = self.channel.take_event()?;
         // SAFETY: the event is live until it is acknowledged here.
-        let (kind, handle) = unsafe {
-            let about = ((*event).event, (*event).id);
+        let (news, handle) = unsafe {
+            let about = (CmEventKind::of((*event).event), (*event).id);
             cm_event::acknowledge_event(event);
             about
-        };
-        let news = match kind {
-            RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED => {
-                CmEventKind::AddressOrRouteResolved
-            }
-            RDMA_CM_EVENT_CONNECT_REQUEST => CmEventKind::ConnectRequest,
-            RDMA_CM_EVENT_CONNECT_RESPONSE => CmEventKind::ConnectResponse,
-            RDMA_CM_EVENT_ESTABLISHED => CmEventKind::Established,
-            RDMA_CM_EVENT_REJECTED => CmEventKind::Refused,
-            RDMA_CM_EVENT_ADDR_ERROR
-            | RDMA_CM_EVENT_ROUTE_ERROR
-            | RDMA_CM_EVENT_UNREACHABLE
-            | RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::Unreachable,
-            RDMA_CM_EVENT_DISCONNECTED
-            | RDMA_CM_EVENT_TIMEWAIT_EXIT
-            | RDMA_CM_EVENT_ADDR_CHANGE
-            | RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::Disconnected,
-            _ => CmEventKind::Other,
         };
         if news != CmEventKind::ConnectRequest {
             return Some((news, None));
         }
         // SAFETY: the id of a request, which no other code knows.
-        let requested = unsafe { Self::from_request_or_reject(handle) };
+        let requested = unsafe { self.adopt_request_or_reject(handle) };
         Some((news, requested))
     }
 
-    /// Moves the id of a request to its own channel. Rejects the request and returns `None` if the
+    /// Moves the id of a request from this listener's channel to its own. Rejects the request and returns `None` if the
     /// system has no descriptor left.
     ///
     /// # Safety
     /// No other code uses the id.
-    unsafe fn from_request_or_reject(handle: *mut rdma_cm_id) -> Option<Self> {
-        // SAFETY: contract of this function; the channel was just made.
-        unsafe {
-            let moved = create_nonblocking_channel().and_then(|(channel_handle, channel)| {
-                let moved = CmId::borrow(handle).and_then(|id| id.migrate(channel_handle));
-                if moved.is_err() {
-                    ChannelHandle::destroy(channel_handle);
-                }
-                moved.map(|()| (channel_handle, channel))
-            });
-            match moved {
-                Ok((channel_handle, channel)) => Some(Self {
-                    handle,
-                    channel_handle,
-                    channel,
-                }),
-                Err(Errno(errno)) => {
-                    tracing::warn!("a connection is refused: errno {errno}");
-                    let _ = id_lifecycle::destroy_id(handle);
-                    None
-                }
-            }
-        }
+    unsafe fn adopt_request_or_reject(&self, handle: *mut rdma_cm_id) -> Option<Self> {
+        let mut requested = Self {
+            handle,
+            channel: Arc::clone(&self.channel),
+        };
+        let moved = CmChannel::new().and_then(|own| requested.migrate(Arc::new(own)));
+        moved
+            .inspect_err(|Errno(errno)| tracing::warn!("a connection is refused: errno {errno}"))
+            .ok()?;
+        Some(requested)
     }
 
     pub(crate) fn borrowed_fd(&self) -> BorrowedFd<'_> {
@@ -261,18 +300,14 @@ impl OwnedCmId {
 
     /// Returns the descriptor that is readable while events are pending.
     pub(crate) fn fd(&self) -> RawFd {
-        self.channel.raw_fd()
+        self.channel.fd()
     }
 }
 
 impl Drop for OwnedCmId {
     fn drop(&mut self) {
-        // SAFETY: this value owns the id and its channel; its events were acknowledged when they
-        // were taken.
-        unsafe {
-            let _ = id_lifecycle::destroy_id(self.handle);
-            ChannelHandle::destroy(self.channel_handle);
-        }
+        // SAFETY: this value owns the id; its events were acknowledged when they were taken. The channel is live.
+        let _ = unsafe { id_lifecycle::destroy_id(self.handle) };
     }
 }
 

@@ -3,19 +3,21 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use verbs::{
-    Access, CompletionChannel, CompletionQueue, Inline, MemoryRegion, Postlist, PreparedQp,
-    ProtectionDomain, QueuePair, Rc, RecvList, RemoteMemory, WcBuffer, WcOpcode, WcStatus,
+    Access, CompletionChannel, CompletionQueue, Inline, Postlist, PreparedQp, ProtectionDomain,
+    QueuePair, Rc, RecvList, RemoteMemory, WcBuffer, WcOpcode, WcStatus,
 };
 
 use crate::command::{AnnouncedBuffer, COMMAND_BYTES};
 use crate::error::SetupError;
+use crate::memory::{ConnectionMemory, MemoryPool};
 use crate::stream::WriteTarget;
 
 /// Receives that are kept posted; clients rely on this number (`VALKEY_RDMA_MAX_WQE` of
 /// `valkey:src/rdma.c`).
 pub const POSTED_RECEIVES: usize = 1024;
-/// The capacity of the send queue in WRs.
-const SEND_QUEUE_WRS: u32 = 1024;
+/// The capacity of the send queue in WRs. Valkey's has 1024, which the peer cannot see. The software NIC has 4 GiB of
+/// shared memory for the send queues of a process, and half a KiB for each WR: 8,300 queues of 1024.
+const SEND_QUEUE_WRS: u32 = 512;
 /// Send WRs that are reserved for control messages.
 const RESERVED_CONTROL_WRS: u32 = 64;
 /// The number of used receives that are reposted at once; fewer are reposted before the thread
@@ -48,6 +50,32 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    fn clamped_staging_bytes(&self) -> u32 {
+        self.staging_bytes.clamp(4096, 1 << 30).next_power_of_two()
+    }
+
+    /// Returns the memory of connections with these settings.
+    pub(crate) fn memory_pool(&self, pd: &ProtectionDomain) -> MemoryPool {
+        let bytes = |count: u32| usize::try_from(count).unwrap_or(0);
+        let private = POSTED_RECEIVES * COMMAND_BYTES + bytes(self.clamped_staging_bytes());
+        MemoryPool::new(pd, bytes(self.receive_buffer_bytes), private)
+    }
+}
+
+/// Creates a completion channel whose descriptor does not block.
+pub(crate) fn create_nonblocking_channel(
+    pd: &ProtectionDomain,
+) -> Result<CompletionChannel, SetupError> {
+    let channel = pd.context().create_comp_channel()?;
+    let set = channel.set_nonblocking(true);
+    set.map_err(|source| SetupError::Cm {
+        step: "fcntl",
+        source,
+    })?;
+    Ok(channel)
+}
+
 /// A queue pair before its connection, with posted receives.
 pub(crate) struct UnconnectedQp {
     pub(crate) qp: PreparedQp<Rc>,
@@ -58,10 +86,9 @@ pub(crate) struct UnconnectedQp {
 struct QueueResources {
     cq: CompletionQueue,
     channel: CompletionChannel,
-    /// The receive buffer, into which the peer writes.
-    receive_buffer: MemoryRegion,
-    /// A slot for a control message for each receive, then the staging memory.
-    command_and_staging_memory: MemoryRegion,
+    /// The receive buffer. The private memory has a slot for a control message for each receive, then the staging
+    /// memory.
+    memory: ConnectionMemory,
     staging_bytes: u32,
     recvs: RecvList,
 }
@@ -96,16 +123,17 @@ pub(crate) struct ConnectedQp {
 }
 
 impl UnconnectedQp {
-    pub(crate) fn new(pd: &ProtectionDomain, config: &Config) -> Result<Self, SetupError> {
-        let context = pd.context();
-        let channel = context.create_comp_channel()?;
-        let set = channel.set_nonblocking(true);
-        set.map_err(|source| SetupError::Cm {
-            step: "fcntl",
-            source,
-        })?;
+    /// Creates a queue pair, whose completion queue uses `channel`.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        config: &Config,
+        pool: &MemoryPool,
+        channel: CompletionChannel,
+    ) -> Result<Self, SetupError> {
         let receives = u32::try_from(POSTED_RECEIVES).unwrap_or(u32::MAX);
-        let cq = context.create_cq_with_channel(SEND_QUEUE_WRS + receives, &channel)?;
+        let cq = pd
+            .context()
+            .create_cq_with_channel(SEND_QUEUE_WRS + receives, &channel)?;
         let qp = pd
             .qp_builder::<Rc>(&cq, &cq)
             .max_send_wr(SEND_QUEUE_WRS)
@@ -113,19 +141,10 @@ impl UnconnectedQp {
             .max_inline_data_if_supported(u32::try_from(MAX_INLINE_BYTES).unwrap_or(0))
             .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
             .build()?;
-        let inbox = pd.alloc(
-            usize::try_from(config.receive_buffer_bytes).unwrap_or(0),
-            Access::LOCAL_WRITE | Access::REMOTE_WRITE,
-        )?;
-        let staging_bytes = config
-            .staging_bytes
-            .clamp(4096, 1 << 30)
-            .next_power_of_two();
-        let private = POSTED_RECEIVES * COMMAND_BYTES + usize::try_from(staging_bytes).unwrap_or(0);
-        let private = pd.alloc(private, Access::LOCAL_WRITE)?;
+        let memory = pool.take()?;
         let mut recvs = qp.recv_list(RECV_REPOST_BATCH);
         for slot in 0..POSTED_RECEIVES {
-            recvs.recv(command_slot(&private, slot), slot as u64);
+            recvs.recv(command_slot(&memory, slot), slot as u64);
             if recvs.len() == RECV_REPOST_BATCH || slot + 1 == POSTED_RECEIVES {
                 qp.post_recv(&mut recvs)?;
                 recvs.clear();
@@ -136,9 +155,8 @@ impl UnconnectedQp {
             resources: QueueResources {
                 cq,
                 channel,
-                receive_buffer: inbox,
-                command_and_staging_memory: private,
-                staging_bytes,
+                memory,
+                staging_bytes: config.clamped_staging_bytes(),
                 recvs,
             },
         })
@@ -172,17 +190,15 @@ impl UnconnectedQp {
 }
 
 /// Returns the slot for the control message of a receive.
-fn command_slot(private: &MemoryRegion, slot: usize) -> verbs::MrSlice {
+fn command_slot(memory: &ConnectionMemory, slot: usize) -> verbs::MrSlice {
     let start = slot * COMMAND_BYTES;
-    private
-        .slice(start..start + COMMAND_BYTES)
-        .expect("a slot of the region")
+    memory.private_slice(start..start + COMMAND_BYTES)
 }
 
 impl ConnectedQp {
     /// Returns the receive buffer, as announced to the peer.
     pub(crate) fn own_announced_buffer(&self) -> AnnouncedBuffer {
-        let remote = self.resources.receive_buffer.remote();
+        let remote = self.resources.memory.receive_buffer().remote();
         AnnouncedBuffer {
             addr: remote.addr,
             len: u32::try_from(remote.len).unwrap_or(u32::MAX),
@@ -194,7 +210,8 @@ impl ConnectedQp {
     pub(crate) fn copy_from_receive_buffer(&self, offset: u32, into: &mut [u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         self.resources
-            .receive_buffer
+            .memory
+            .receive_buffer()
             .read_at(offset, into)
             .expect("bytes of the receive buffer");
     }
@@ -233,10 +250,7 @@ impl ConnectedQp {
         let at = POSTED_RECEIVES * COMMAND_BYTES
             + usize::try_from(self.staged_bytes % ring).unwrap_or(0);
         if !inline {
-            self.resources
-                .command_and_staging_memory
-                .write_at(at, bytes)
-                .expect("room in the staging memory");
+            self.resources.memory.write_private(at, bytes);
             self.staged_bytes = self.staged_bytes.wrapping_add(to.len);
         }
         self.posted_wrs = self.posted_wrs.wrapping_add(1);
@@ -247,11 +261,7 @@ impl ConnectedQp {
             self.postlist
                 .rdma_write_with_imm(Inline(bytes), remote, to.len)
         } else {
-            let slice = self
-                .resources
-                .command_and_staging_memory
-                .slice(at..at + bytes.len());
-            let slice = slice.expect("room in the staging memory");
+            let slice = self.resources.memory.private_slice(at..at + bytes.len());
             self.postlist.rdma_write_with_imm(slice, remote, to.len)
         };
         let wr = wr.wr_id(id);
@@ -320,9 +330,7 @@ impl ConnectedQp {
                         imm,
                         len: wc.byte_len(),
                     },
-                    _ if wc.is_recv() => {
-                        received_command(&self.resources.command_and_staging_memory, &wc)
-                    }
+                    _ if wc.is_recv() => received_command(&self.resources.memory, &wc),
                     _ => {
                         let id = wc.wr_id();
                         #[expect(clippy::cast_possible_truncation, reason = "two words in one")]
@@ -335,10 +343,7 @@ impl ConnectedQp {
                 };
                 let slot = usize::try_from(wc.wr_id()).unwrap_or(0);
                 let recvs = &mut self.resources.recvs;
-                recvs.recv(
-                    command_slot(&self.resources.command_and_staging_memory, slot),
-                    slot as u64,
-                );
+                recvs.recv(command_slot(&self.resources.memory, slot), slot as u64);
                 if recvs.len() == recvs.capacity() {
                     let posted = self.qp.post_recv(recvs);
                     recvs.clear();
@@ -364,9 +369,9 @@ impl ConnectedQp {
     }
 
     /// Arms the descriptor for the next completion. Earlier completions raise no event, so poll
-    /// once more afterwards.
-    pub(crate) fn arm_cq(&mut self) -> Result<(), verbs::EventError> {
-        if self.is_cq_armed {
+    /// once more afterwards. The channel must be of this queue pair alone if `takes_events` is true.
+    pub(crate) fn arm_cq(&mut self, takes_events: bool) -> Result<(), verbs::EventError> {
+        if takes_events && self.is_cq_armed {
             // Take a pending event, or the channel would keep it.
             let _ = self.resources.channel.wait_for_cq_event();
         }
@@ -377,6 +382,11 @@ impl ConnectedQp {
     /// Takes the queue pair to ERR, so that the peer cannot access memory any more.
     pub(crate) fn move_to_error_state(&self) {
         let _ = self.qp.move_to_error_state();
+    }
+
+    /// Returns the id that events of the completion queue have.
+    pub(crate) fn cq_id(&self) -> u64 {
+        self.resources.cq.id()
     }
 
     pub(crate) fn borrowed_fd(&self) -> BorrowedFd<'_> {
@@ -419,16 +429,14 @@ impl ConnectedQp {
 }
 
 /// Returns the control message in the slot of a completed receive.
-fn received_command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> PeerArrival {
+fn received_command(memory: &ConnectionMemory, wc: &verbs::WorkCompletion<'_>) -> PeerArrival {
     let len = usize::try_from(wc.byte_len()).unwrap_or(usize::MAX);
     if len != COMMAND_BYTES {
         return PeerArrival::CommandOfWrongLength(len);
     }
     let slot = usize::try_from(wc.wr_id()).unwrap_or(0);
     let mut bytes = [0; COMMAND_BYTES];
-    private
-        .read_at(slot * COMMAND_BYTES, &mut bytes)
-        .expect("a slot of the region");
+    memory.read_private(slot * COMMAND_BYTES, &mut bytes);
     PeerArrival::Command(bytes)
 }
 

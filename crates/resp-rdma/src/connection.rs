@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::cm::{CmEventKind, OwnedCmId};
 use crate::connected_qp::{ConnectedQp, PeerArrival};
 use crate::error::ProtocolError;
+use crate::shared_channels::Membership;
 use crate::stream::ByteStream;
 
 /// The time that [`Connection::wait_for_arrival`] polls before sleeping; waking takes about as long.
@@ -34,14 +35,19 @@ enum ConnectionPhase {
 ///
 /// - Call [`poll`](Self::poll) repeatedly. It makes no system call.
 /// - Call [`arm_unless_arrived`](Self::arm_unless_arrived), and sleep until one of the two [descriptors](Self::fds) becomes
-///   readable (edge-triggered). Then read or write again.
+///   readable (edge-triggered). Then read or write again. If the descriptors are
+///   [shared](crate::Connector::with_shared_descriptors), [`Connector::take_ready`](crate::Connector::take_ready) reports
+///   the [key](Self::set_key) of the connection.
 ///
 /// A server calls [`send_keep_alive`](Self::send_keep_alive) every [`KEEP_ALIVE_INTERVAL`](Self::KEEP_ALIVE_INTERVAL).
 ///
 /// Dropping a connection ends it at once, as `rdma_disconnect(3)` does.
 pub struct Connection {
-    // Fields are dropped in this order: the queue pair must be destroyed before the id.
+    // Fields are dropped in this order: the queue pair must be destroyed before the id, and events of the id must not
+    // find the connection while the id is destroyed.
     qp: ConnectedQp,
+    /// The membership in the shared channels; `None` if the channels are of this connection alone.
+    membership: Option<Membership>,
     id: OwnedCmId,
     stream: ByteStream,
     phase: ConnectionPhase,
@@ -54,10 +60,16 @@ impl Connection {
     /// The interval of the keepalive messages of Valkey's server.
     pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(3000);
 
-    pub(crate) fn new(id: OwnedCmId, queue: ConnectedQp, established: bool) -> Self {
+    pub(crate) fn new(
+        id: OwnedCmId,
+        queue: ConnectedQp,
+        membership: Option<Membership>,
+        established: bool,
+    ) -> Self {
         let stream = ByteStream::new(queue.own_announced_buffer());
         let mut connection = Self {
             qp: queue,
+            membership,
             id,
             stream,
             phase: if established {
@@ -81,7 +93,23 @@ impl Connection {
     /// Returns the descriptors that become readable at the next arrival after
     /// [`arm_unless_arrived`](Self::arm_unless_arrived): those of the completion channel and of the event channel.
     pub fn fds(&self) -> [RawFd; 2] {
-        [self.qp.fd(), self.id.fd()]
+        match &self.membership {
+            Some(membership) => membership.fds(),
+            None => [self.qp.fd(), self.id.fd()],
+        }
+    }
+
+    /// Returns true if the descriptors are shared with other connections.
+    pub fn shares_descriptors(&self) -> bool {
+        self.membership.is_some()
+    }
+
+    /// Sets the key by which [`Connector::take_ready`](crate::Connector::take_ready) reports the connection, 0 at first.
+    /// Without effect if the descriptors are not shared.
+    pub fn set_key(&self, key: usize) {
+        if let Some(membership) = &self.membership {
+            membership.set_key(key);
+        }
     }
 
     /// Returns true if anything arrived since the last call, so that a read or a write may succeed.
@@ -93,7 +121,9 @@ impl Connection {
     /// Arms the descriptors for the next arrival. Returns false if something has already arrived;
     /// then read or write first.
     pub fn arm_unless_arrived(&mut self) -> bool {
-        if self.qp.repost_used_receives().is_err() || self.qp.arm_cq().is_err() {
+        if self.qp.repost_used_receives().is_err()
+            || self.qp.arm_cq(self.membership.is_none()).is_err()
+        {
             return false;
         }
         let (before, _) = (self.phase, self.process_cm_events());
@@ -104,8 +134,11 @@ impl Connection {
     /// true if something arrived.
     ///
     /// # Errors
-    /// The errors of `poll(2)`.
+    /// The errors of `poll(2)`; [`ErrorKind::Unsupported`] if the descriptors are shared.
     pub fn wait_for_arrival(&mut self, timeout: Duration) -> io::Result<bool> {
+        if self.shares_descriptors() {
+            return Err(ErrorKind::Unsupported.into());
+        }
         let begun = Instant::now();
         while begun.elapsed() < timeout.min(POLL_TIME_BEFORE_SLEEP) {
             if self.poll() {
@@ -175,7 +208,7 @@ impl Connection {
 
     /// Processes connection management events.
     fn process_cm_events(&mut self) {
-        while let Some((news, _)) = self.id.next() {
+        while let Some(news) = self.next_cm_event() {
             match (news, self.phase) {
                 (CmEventKind::Established, ConnectionPhase::AcceptedAwaitingPeer) => {
                     self.phase = ConnectionPhase::Open;
@@ -192,6 +225,13 @@ impl Connection {
                 }
                 _ => {}
             }
+        }
+    }
+
+    fn next_cm_event(&self) -> Option<CmEventKind> {
+        match &self.membership {
+            Some(membership) => membership.next_cm_event(),
+            None => self.id.next().map(|(kind, _)| kind),
         }
     }
 

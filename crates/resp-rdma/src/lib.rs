@@ -13,7 +13,8 @@
 //! starts again at the first byte.
 //!
 //! Only [`Connector::connect`] blocks. A program polls a [`Connection`] without system calls, or
-//! [arms](Connection::arm_unless_arrived) it and sleeps on its two descriptors.
+//! [arms](Connection::arm_unless_arrived) it and sleeps on its two descriptors. Many connections can
+//! [share](Connector::with_shared_descriptors) their descriptors.
 //!
 //! Source: `valkey:src/rdma.c`, `valkey-doc:topics/RDMA.md`.
 
@@ -27,7 +28,9 @@ mod connection;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod memory;
 mod setup;
+mod shared_channels;
 mod stream;
 
 pub use command::{AnnouncedBuffer, COMMAND_BYTES, Command};

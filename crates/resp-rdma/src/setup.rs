@@ -3,21 +3,29 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs::{Context, ProtectionDomain};
 
 use crate::cm::{CmEventKind, OwnedCmId};
-use crate::connected_qp::{Config, RECV_BUFFER_BYTES_RANGE, UnconnectedQp};
+use crate::connected_qp::{
+    Config, ConnectedQp, RECV_BUFFER_BYTES_RANGE, UnconnectedQp, create_nonblocking_channel,
+};
 use crate::connection::Connection;
 use crate::error::SetupError;
+use crate::memory::MemoryPool;
+use crate::shared_channels::SharedChannels;
 
-/// A maker of connections and listeners on a device.
-#[derive(Debug, Clone)]
+/// A maker of connections and listeners on a device. Clones share their memory, and their descriptors if
+/// [those are shared](Self::with_shared_descriptors).
+#[derive(Clone)]
 pub struct Connector {
     pd: ProtectionDomain,
     config: Config,
+    memory: MemoryPool,
+    shared: Option<Arc<SharedChannels>>,
 }
 
 impl Connector {
@@ -37,7 +45,67 @@ impl Connector {
             ));
         }
         let pd = context.alloc_pd()?;
-        Ok(Self { pd, config })
+        Ok(Self {
+            memory: config.memory_pool(&pd),
+            pd,
+            config,
+            shared: None,
+        })
+    }
+
+    /// Returns a connector on the same device whose connections share two [descriptors](Self::shared_fds), for programs
+    /// with many connections. Such a connection takes one descriptor of its own, and is woken by
+    /// [`take_ready`](Self::take_ready).
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn with_shared_descriptors(&self) -> Result<Self, SetupError> {
+        Ok(Self {
+            shared: Some(Arc::new(SharedChannels::new(&self.pd)?)),
+            ..self.clone()
+        })
+    }
+
+    /// Returns the descriptors that the connections share: those of the completion channel and of the event channel.
+    /// `None` if each connection has its own.
+    pub fn shared_fds(&self) -> Option<[RawFd; 2]> {
+        self.shared.as_ref().map(|shared| shared.fds())
+    }
+
+    /// Takes all events of the shared descriptors, and passes the [keys](Connection::set_key) of their connections to
+    /// `ready`, which must not drop a connection. Call it when a shared descriptor is readable.
+    pub fn take_ready(&self, ready: impl FnMut(usize)) {
+        if let Some(shared) = &self.shared {
+            shared.take_ready(ready);
+        }
+    }
+
+    /// Creates a queue pair with its memory.
+    fn prepare_qp(&self) -> Result<UnconnectedQp, SetupError> {
+        let channel = match &self.shared {
+            Some(shared) => shared.completion_channel().clone(),
+            None => create_nonblocking_channel(&self.pd)?,
+        };
+        UnconnectedQp::new(&self.pd, &self.config, &self.memory, channel)
+    }
+
+    /// Makes a connection. If descriptors are shared, the id moves to the shared event channel.
+    fn new_connection(
+        &self,
+        mut id: OwnedCmId,
+        queue: ConnectedQp,
+        established: bool,
+    ) -> Result<Connection, SetupError> {
+        let membership = match &self.shared {
+            None => None,
+            Some(shared) => {
+                let joined = Arc::clone(shared).join(queue.cq_id(), id.address());
+                id.migrate(Arc::clone(shared.cm_channel()))
+                    .map_err(SetupError::from_cm_error_in_step("rdma_migrate_id"))?;
+                Some(joined)
+            }
+        };
+        Ok(Connection::new(id, queue, membership, established))
     }
 
     /// Connects to a server, and waits at most `timeout` for its answer.
@@ -63,14 +131,14 @@ impl Connector {
         id.resolve_route()
             .map_err(SetupError::from_cm_error_in_step("rdma_resolve_route"))?;
         expect(CmEventKind::AddressOrRouteResolved)?;
-        let prepared = UnconnectedQp::new(&self.pd, &self.config)?;
+        let prepared = self.prepare_qp()?;
         id.connect(prepared.qpn())
             .map_err(SetupError::from_cm_error_in_step("rdma_connect"))?;
         expect(CmEventKind::ConnectResponse)?;
         let queue = prepared.connect(|qp| Ok(id.connect_qp(qp)?))?;
         id.establish()
             .map_err(SetupError::from_cm_error_in_step("rdma_establish"))?;
-        Ok(Connection::new(id, queue, true))
+        self.new_connection(id, queue, true)
     }
 
     /// Listens at an address; port 0 chooses a free port. TCP may use the same port number.
@@ -141,12 +209,12 @@ impl Listener {
     }
 
     fn accept_request(&self, id: OwnedCmId) -> Result<Connection, SetupError> {
-        let prepared = UnconnectedQp::new(&self.connector.pd, &self.connector.config)?;
+        let prepared = self.connector.prepare_qp()?;
         let qpn = prepared.qpn();
         let queue = prepared.connect(|qp| Ok(id.connect_qp(qp)?))?;
         id.accept(qpn)
             .map_err(SetupError::from_cm_error_in_step("rdma_accept"))?;
-        Ok(Connection::new(id, queue, false))
+        self.connector.new_connection(id, queue, false)
     }
 
     /// Returns the address at which the listener listens.
@@ -154,9 +222,24 @@ impl Listener {
         self.id.source()
     }
 
+    /// Returns the connector of the accepted connections.
+    pub fn connector(&self) -> &Connector {
+        &self.connector
+    }
+
     /// Returns the descriptor that is readable while connections are pending.
     pub fn fd(&self) -> RawFd {
         self.id.fd()
+    }
+}
+
+impl std::fmt::Debug for Connector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connector")
+            .field("config", &self.config)
+            .field("memory", &self.memory)
+            .field("shares_descriptors", &self.shared.is_some())
+            .finish_non_exhaustive()
     }
 }
 

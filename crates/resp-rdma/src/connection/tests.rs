@@ -301,3 +301,66 @@ fn keep_alives_say_nothing() {
     let got = retry_until(&mut client, true, |c| c.read(&mut [0; 2]));
     assert_eq!(got.expect("reads"), 1);
 }
+
+/// Returns the keys that become ready within [`TIMEOUT`].
+fn wait_for_keys(connector: &Connector) -> Vec<usize> {
+    let mut keys = Vec::new();
+    while keys.is_empty() {
+        sleep(&connector.shared_fds().expect("shared"));
+        connector.take_ready(|key| keys.push(key));
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+#[test]
+fn connections_that_share_descriptors_are_woken_by_their_keys() {
+    const COUNT: usize = 20;
+    let any = "127.0.0.1:0".parse().expect("an address");
+    let on_server = connector(64 << 10)
+        .with_shared_descriptors()
+        .expect("shared");
+    let mut listener = on_server.listen(any).expect("listens");
+    let address = listener.local_addr().expect("bound");
+    let connecting = thread::spawn(move || {
+        let connector = connector(64 << 10)
+            .with_shared_descriptors()
+            .expect("shared");
+        (0..COUNT)
+            .map(|_| connector.connect(address, TIMEOUT).expect("connects"))
+            .collect::<Vec<_>>()
+    });
+    let mut servers: Vec<Connection> = (0..COUNT).map(|_| accept(&mut listener)).collect();
+    let mut clients = connecting.join().expect("connected");
+    for (key, server) in servers.iter().enumerate() {
+        server.set_key(key);
+        assert_eq!(Some(server.fds()), on_server.shared_fds());
+    }
+    for (client, server) in clients.iter_mut().zip(&mut servers) {
+        establish(client, server);
+    }
+    on_server.take_ready(drop);
+    for number in [3, 19, 0, 3] {
+        for server in &mut servers {
+            while !server.arm_unless_arrived() {}
+        }
+        clients[number].write_all(b"x").expect("writes");
+        let keys = wait_for_keys(&on_server);
+        assert!(keys.contains(&number) && keys.len() < COUNT, "{keys:?}");
+        let got = retry_until(&mut servers[number], false, |c| c.read(&mut [0; 2]));
+        assert_eq!(got.expect("reads"), 1);
+    }
+    let refused = servers[0].wait_for_arrival(Duration::ZERO);
+    assert_eq!(refused.expect_err("shared").kind(), ErrorKind::Unsupported);
+    drop(clients.swap_remove(7));
+    let mut gone = wait_for_keys(&on_server);
+    while !gone.contains(&7) {
+        gone = wait_for_keys(&on_server);
+    }
+    let end = retry_until(&mut servers[7], false, |c| c.read(&mut [0; 2]));
+    assert_eq!(end.expect("a clean end"), 0);
+    // Events of a connection that is gone are reported to nobody.
+    drop(servers.swap_remove(7));
+    on_server.take_ready(|key| assert_ne!(key, 7));
+}
