@@ -22,8 +22,8 @@ pub(crate) fn stream_config(nic: &NicArgs, port: &PortArgs, policy: RdmaPolicy) 
     })
 }
 
-/// Raises the soft limit of open descriptors to the hard limit. Each stream needs a descriptor, and shells often allow
-/// 1,024.
+/// Raises the soft limit of open descriptors to the hard limit. Each connection needs a descriptor, and shells often
+/// allow 1,024.
 pub(crate) fn raise_descriptor_limit() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a pipeline", 1..=1024usize))]
     pub(super) pipeline: Vec<usize>,
     /// Connections; with --rdma it may be given several times [default: 50; with --rdma 1, 4, 16 and 64]
-    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of connections", 1..=1000usize))]
+    #[arg(long, value_name = "N", value_parser = args::integer_parser_in_range("a count of connections", 1..=10_000usize))]
     pub(super) connections: Vec<usize>,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_parser_in_range("a count of rounds", 1..=1000u32))]
@@ -62,6 +62,9 @@ pub(crate) struct RdmaArgs {
     /// Threads of clients, which share the connections (may be given several times) [default: 1, 2 and 4]
     #[arg(long, value_name = "N", requires = "rdma", value_parser = args::integer_parser_in_range("a count of threads", 1..=64usize))]
     pub(super) threads: Vec<usize>,
+    /// Bytes of a connection's receive buffer at either end, such as 64K
+    #[arg(long, value_name = "BYTES", default_value = "256K", requires = "rdma", value_parser = args::byte_count_parser_up_to(16 << 20))]
+    pub(super) rdma_buffer: usize,
     /// Draw the rates of GETs over the connections, by one thread, into this file
     #[arg(long, value_name = "FILE", requires = "rdma")]
     pub(super) svg: Option<PathBuf>,
@@ -83,6 +86,7 @@ With --rdma it needs no Redis: the same server is asked over TCP and over RDMA i
 program. Every answer is compared with the value that was set.
   verbatim kv resp --rdma
   verbatim kv resp --rdma --connections 1 --threads 1 --value-size 1000 --svg rates.svg
+  verbatim kv resp --rdma --connections 10000 --threads 1 --rdma-buffer 64K
 
 Exit status 2 when redis-server or redis-benchmark are not installed.";
 

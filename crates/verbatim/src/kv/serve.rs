@@ -6,7 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kv::store::{FullPolicy, LockPlacement};
 use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
-use kv_resp::{FrontEnd, FrontEndStats, ListenAddress, Listener, RdmaListener};
+use kv_resp::{
+    DEFAULT_MAX_CONNECTIONS, FrontEnd, FrontEndStats, ListenAddress, Listener, RdmaListener,
+};
 use resp_rdma::Connector;
 
 use super::json_lines::ServeOrLoadLine;
@@ -36,6 +38,9 @@ pub(crate) struct Args {
     /// Bytes of a connection's receive buffer, such as 1M
     #[arg(long, value_name = "BYTES", default_value = "256K", requires = "rdma", value_parser = args::byte_count_parser_up_to(16 << 20))]
     rdma_buffer: usize,
+    /// Clients of the Redis protocol at the same time
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_CONNECTIONS, requires = "resp", value_parser = args::integer_parser_in_range("a count of connections", 1..=1_000_000usize))]
+    max_connections: usize,
     /// Keep every item, and refuse new ones when there is no room, instead of dropping the oldest
     #[arg(long)]
     store: bool,
@@ -137,11 +142,17 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let is_store = args.store || config.has_fixed_size_records();
     let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
+    if args.resp.is_some() {
+        crate::streams::raise_descriptor_limit()?;
+    }
     let front = args.resp.as_ref().map(|address| {
         let listeners = open_resp_listeners(address, &args, &nic);
         let front = listeners.and_then(|listeners| {
             let store = Arc::clone(server.service().store());
-            Ok(FrontEnd::start(store, listeners)?)
+            let most = args.max_connections;
+            Ok(FrontEnd::start_with_max_connections(
+                store, listeners, most,
+            )?)
         });
         front.with_context(|| format!("cannot speak the Redis protocol on {address}"))
     });

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use bench::core_pinning::{allowed_cores, run_pinned};
+use bench::peers::KillOnDrop;
 use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
 use kv_resp::ListenAddress;
@@ -20,7 +21,7 @@ use serde::Serialize;
 use super::json_lines::ServeOrLoadLine;
 use super::resp::Args;
 use crate::CommandOutcome;
-use crate::children::{ServerAndClientCores, start_on_cores, subcommand_with_nic};
+use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
 use crate::output::{
     self, format_three_digits, format_time_ns, print_line, print_typed_json, write_file,
@@ -114,6 +115,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
+    crate::streams::raise_descriptor_limit()?;
     let points = settings_to_measure(args);
     ensure!(
         !points.is_empty(),
@@ -130,26 +132,16 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         );
     }
     let nic = OpenNic::open(&args.rdma.nic, &args.rdma.port)?;
-    let mut command = subcommand_with_nic("kv", "serve", &args.rdma.nic, &args.rdma.port)?;
-    command
-        .args(["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--rdma"])
-        .args(["--store", "--until-eof", "--keys", &args.keys.to_string()])
-        .args(["--value-size", &args.value_size.to_string()])
-        .stdin(Stdio::piped());
-    let (_server, mut said) =
-        start_on_cores::<ServeOrLoadLine>(command, &placement.server, "server")?;
-    let (tcp, rdma) = said.read_until_some(|line| match line {
-        ServeOrLoadLine::Listening { resp, rdma, .. } => Some((resp?, rdma?)),
-        _ => None,
-    })?;
+    let (_server, tcp_and_rdma_servers) = start_server(args, &points, &placement)?;
+    let config = Config {
+        receive_buffer_bytes: u32::try_from(args.rdma.rdma_buffer)?,
+        ..Config::default()
+    };
     let setup = MeasurementContext {
         args,
         cores: placement.clients.concat(),
-        connector: Connector::new(&nic.context, Config::default())?,
-        tcp_and_rdma_servers: [
-            tcp.parse().map_err(|e: String| anyhow!(e))?,
-            ListenAddress::Rdma(rdma.parse()?),
-        ],
+        connector: Connector::new(&nic.context, config)?,
+        tcp_and_rdma_servers,
     };
     setup.set_every_key()?;
     let name = |p: LoadSetting| format!("{}, {} connections", p.command_name(), p.connections);
@@ -171,6 +163,36 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         write_file(file, &svg_of_get_rates(args, &rows))?;
     }
     Ok(CommandOutcome::Done)
+}
+
+/// A server process, and the reader of its output.
+type RunningServer = (KillOnDrop, ChildLines<ServeOrLoadLine>);
+
+/// Starts the server. Returns its address over TCP, then its address over RDMA.
+fn start_server(
+    args: &Args,
+    points: &[LoadSetting],
+    placement: &ServerAndClientCores,
+) -> Result<(RunningServer, [ListenAddress; 2])> {
+    let most_connections = points.iter().map(|p| p.connections).max().unwrap_or(1);
+    let mut command = subcommand_with_nic("kv", "serve", &args.rdma.nic, &args.rdma.port)?;
+    command
+        .args(["--listen", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--rdma"])
+        .args(["--store", "--until-eof", "--keys", &args.keys.to_string()])
+        .args(["--value-size", &args.value_size.to_string()])
+        .args(["--rdma-buffer", &args.rdma.rdma_buffer.to_string()])
+        // Connections of the measurement before may still be open.
+        .args(["--max-connections", &(2 * most_connections).to_string()])
+        .stdin(Stdio::piped());
+    let (server, mut said) =
+        start_on_cores::<ServeOrLoadLine>(command, &placement.server, "server")?;
+    let (tcp, rdma) = said.read_until_some(|line| match line {
+        ServeOrLoadLine::Listening { resp, rdma, .. } => Some((resp?, rdma?)),
+        _ => None,
+    })?;
+    let tcp = tcp.parse().map_err(|e: String| anyhow!(e))?;
+    let rdma = ListenAddress::Rdma(rdma.parse()?);
+    Ok(((server, said), [tcp, rdma]))
 }
 
 /// Returns all settings to measure; each thread has at least one connection.

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::Value;
 
 pub mod machine;
@@ -161,6 +162,17 @@ impl Server {
         while !connected() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
+    }
+
+    /// Limits the server to `spare` descriptors more than it has open, or lifts that limit.
+    pub fn limit_descriptors(&self, spare: Option<u64>) {
+        let pid = Pid::from_child(&self.child);
+        let limit = getrlimit(Resource::Nofile);
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id()));
+        let open = open.expect("it runs").count() as u64;
+        let current = spare.map_or(limit.maximum, |spare| Some(open + spare));
+        let limit = Rlimit { current, ..limit };
+        prlimit(Some(pid), Resource::Nofile, limit).expect("a process of this user");
     }
 
     /// Ends the server by closing its standard input; returns its statistics.

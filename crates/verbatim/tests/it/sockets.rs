@@ -255,6 +255,16 @@ fn a_peer_that_is_late_is_waited_for() {
 }
 
 #[test]
+fn io_uring_is_refused() {
+    brings("uring");
+}
+
+#[test]
+fn processes_without_descriptors_lose_no_byte() {
+    brings("exhausted");
+}
+
+#[test]
 fn a_client_without_the_library_stays_on_tcp() {
     brings("unaided");
 }

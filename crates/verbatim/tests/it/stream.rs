@@ -3,6 +3,7 @@
 //! `verbatim run` and rdma-core's pyverbs.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
@@ -129,6 +130,18 @@ fn killed_clients_and_servers_end_their_streams() {
     let out = client.wait_with_output().expect("it ends");
     let err = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{err}");
+}
+
+#[test]
+fn a_server_without_descriptors_serves_again_when_it_has_some() {
+    let server = Server::start("stream", ANYWHERE, &[]);
+    server.limit_descriptors(Some(10));
+    let crowd = [(); 30].map(|()| TcpStream::connect(&server.address).expect("it listens"));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    drop(crowd);
+    let own = common::lines_of(&["stream", "check", &server.address, "--json"]);
+    assert_eq!(own[0]["transport"], "RDMA");
+    assert_eq!(own[0]["same"], true);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! one in Python. The latter was written from the description of the protocol, and uses
 //! `verbatim run`, rdma-core's pyverbs and `rdma_cm`.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -226,6 +227,82 @@ fn tcp_and_rdma_are_measured_side_by_side() {
     );
     let picture = std::fs::read_to_string(picture).expect("drawn");
     assert!(picture.contains("<svg") && picture.contains("RDMA"));
+}
+
+#[test]
+fn many_connections_take_one_descriptor_each() {
+    let _alone = common::alone();
+    let line = "ulimit -n 1200 && exec \"$0\" kv resp --rdma --json --rounds 1 --duration 20ms --keys 500 --threads 1 \
+                --connections 500 --rdma-buffer 64K";
+    let mut command = Command::new("sh");
+    command.args(["-c", line, env!("CARGO_BIN_EXE_verbatim")]);
+    command
+        .env_remove("VERBATIM_LINK_LAYER")
+        .stdin(Stdio::null());
+    let out = command.output().expect("sh starts");
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{err}");
+    let rows = json_lines(&out);
+    assert_eq!(rows.iter().filter(|l| l["type"] == "row").count(), 2);
+}
+
+/// A descriptor limits connections by either transport. Connections that end make room for others.
+#[test]
+fn a_server_without_descriptors_serves_again_when_it_has_some() {
+    let server = Server::start(&[]);
+    server.answers(&["set", "colour", "green"], "OK\n");
+    server.0.limit_descriptors(Some(20));
+    let crowd = [(); 40].map(|()| TcpStream::connect(server.rdma()).expect("it listens"));
+    std::thread::sleep(Duration::from_millis(300));
+    let refused = server.cli(&["get", "colour"]);
+    let err = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{err}");
+    drop(crowd);
+    let begun = Instant::now();
+    while !server.cli(&["get", "colour"]).status.success() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "it serves nobody"
+        );
+    }
+    server.answers(&["get", "colour"], "green\n");
+    server.stop();
+}
+
+#[test]
+fn lost_packets_change_no_answer() {
+    let args = "kv resp --rdma --json --rounds 1 --duration 300ms --keys 300 --threads 1 --connections 2 --pipeline 8 \
+                --value-size 3000";
+    let mut command = common::verbatim(&args.split_whitespace().collect::<Vec<_>>());
+    command
+        .env("VERBATIM_PATH", "packets")
+        .env("VERBATIM_FAULT", "drop,p=0.01")
+        .env("VERBATIM_FAULT_SEED", "1");
+    let out = command.output().expect("it starts");
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{err}");
+    let lines = json_lines(&out);
+    let rows: Vec<&Value> = lines.iter().filter(|l| l["type"] == "row").collect();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        // A wrong answer ends the command with an error.
+        assert!(row["data"]["verified"].as_u64() > Some(16), "{row}");
+    }
+}
+
+#[test]
+fn clients_beyond_the_limit_are_refused() {
+    let server = Server::start(&["--max-connections", "1"]);
+    let address = server.rdma().to_owned();
+    let mut first = TcpStream::connect(&address).expect("connects");
+    let mut answer = [0; 7];
+    first.write_all(b"PING\r\n").expect("writes");
+    first.read_exact(&mut answer).expect("reads");
+    assert_eq!(&answer, b"+PONG\r\n");
+    let second = common::run(&["kv", "cli", &address, "ping"]);
+    let said = String::from_utf8_lossy(&second.stdout);
+    assert_eq!(said, "ERR max number of clients reached\n");
+    server.stop();
 }
 
 #[test]

@@ -9,6 +9,7 @@ import fcntl
 import os
 import queue
 import random
+import resource
 import select
 import shlex
 import signal
@@ -1123,6 +1124,37 @@ def refused(sock, is_server):
     assert sock.recv(1) == b""
 
 
+def uring(sock, is_server):
+    """The system call for `io_uring` fails as on a kernel without it, and the connection goes on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.syscall(ctypes.c_long(425), ctypes.c_long(8), ctypes.create_string_buffer(120)) == -1
+    assert ctypes.get_errno() == errno.ENOSYS
+    stream(sock, is_server)
+
+
+def use_up_descriptors():
+    """From here on no descriptor can be opened."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, most))
+
+
+def exhausted():
+    """Two processes without descriptors left for RDMA talk as by TCP."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    client = os.fork()
+    if client == 0:
+        listener.close()
+        sock = socket.create_connection(("127.0.0.1", port))
+        use_up_descriptors()
+        talk(sock, False)
+        os._exit(0)
+    sock, _ = listener.accept()
+    use_up_descriptors()
+    talk(sock, True)
+    assert os.waitstatus_to_exitcode(os.waitpid(client, 0)[1]) == 0
+
+
 def watched(sock, is_server):
     """Threads wait in `poll` on connections that change to RDMA meanwhile, while others send."""
     if is_server:
@@ -1337,7 +1369,9 @@ if __name__ == "__main__":
             serve(socket.create_server(address).accept()[0], address[1], scenario)
         print("as TCP")
     else:
-        if name in ("unaided", "unreachable"):
+        if name == "exhausted":
+            exhausted()
+        elif name in ("unaided", "unreachable"):
             tcp(has_library=name == "unreachable")
         else:
             run(globals()[name])
