@@ -12,14 +12,20 @@ pub struct CoreMigration {
     yields_per_check: u32,
 }
 
-/// Yields before the first check, 0.2 to 0.5 ms of a crowd. The number doubles with each check that finds few waits.
+/// Yields before the first check, 0.2 to 0.5 ms of a crowd. The number doubles with each check until the thread is on
+/// another core than its peer.
 const FIRST_YIELDS_PER_CHECK: u32 = 32;
 
 /// Largest number of yields between two checks. Crowds in which no migration helps pay for one migration in this time.
-const MAX_YIELDS_PER_CHECK: u32 = 8192;
+const MAX_YIELDS_PER_CHECK: u32 = 65_536;
 
-/// A thread that shares its core with its peer ends at most this number of waits between two yields.
-const MAX_WAITS_PER_YIELD_ON_PEERS_CORE: u32 = 2;
+/// A thread that shares its core with its peer ends about one wait between two yields: at most this number of waits in
+/// four yields.
+const MAX_WAITS_IN_FOUR_YIELDS_ON_PEERS_CORE: u64 = 5;
+
+/// A thread that ends this number of waits for each yield is on another core than its peer. Numbers in between are those
+/// of threads with many peers, which no migration helps.
+const MIN_WAITS_PER_YIELD_ON_OTHER_CORE: u64 = 8;
 
 impl CoreMigration {
     /// Makes the state of a thread that has not yielded.
@@ -41,21 +47,21 @@ impl CoreMigration {
     /// pair moved, they would meet again.
     pub fn record_yield_and_should_migrate(&mut self, is_crowded: bool, coin: bool) -> bool {
         if !is_crowded {
-            *self = Self::new();
+            (self.ended_waits, self.yields) = (0, 0);
             return false;
         }
         self.yields += 1;
         if self.yields < self.yields_per_check {
             return false;
         }
-        let few_waits = self.ended_waits / self.yields < MAX_WAITS_PER_YIELD_ON_PEERS_CORE;
-        *self = Self {
-            yields_per_check: (2 * self.yields_per_check).min(MAX_YIELDS_PER_CHECK),
-            ..Self::new()
+        let (waits, yields) = (u64::from(self.ended_waits), u64::from(self.yields));
+        let few_waits = 4 * waits <= MAX_WAITS_IN_FOUR_YIELDS_ON_PEERS_CORE * yields;
+        (self.ended_waits, self.yields) = (0, 0);
+        self.yields_per_check = if waits >= MIN_WAITS_PER_YIELD_ON_OTHER_CORE * yields {
+            FIRST_YIELDS_PER_CHECK
+        } else {
+            (2 * self.yields_per_check).min(MAX_YIELDS_PER_CHECK)
         };
-        if !few_waits {
-            *self = Self::new();
-        }
         few_waits && coin
     }
 }
@@ -95,8 +101,15 @@ mod tests {
         let mut state = CoreMigration::new();
         migrations(&mut state, 10 * MAX_YIELDS_PER_CHECK, 1);
         assert_eq!(migrations(&mut state, 10 * MAX_YIELDS_PER_CHECK, 20), 0);
-        // The next starvation is answered soon again.
+        // The thread soon migrates again if it gets few messages.
         assert!(migrations(&mut state, 2 * FIRST_YIELDS_PER_CHECK, 0) > 0);
+    }
+
+    #[test]
+    fn a_thread_with_some_messages_for_each_yield_stays_and_is_checked_ever_more_rarely() {
+        let mut state = CoreMigration::new();
+        assert_eq!(migrations(&mut state, 2 * MAX_YIELDS_PER_CHECK, 3), 0);
+        assert_eq!(migrations(&mut state, MAX_YIELDS_PER_CHECK / 2, 0), 0);
     }
 
     #[test]

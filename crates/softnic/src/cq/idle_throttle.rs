@@ -24,6 +24,10 @@ pub(super) const IDLE_POLLS_UNTIL_THROTTLE: u32 = 512;
 /// The same on a crowded core, where polls find nothing until a peer has had the core.
 const CROWDED_IDLE_POLLS_UNTIL_THROTTLE: u32 = 8;
 
+/// Least number of polls in the spin before a yield. A program that makes fewer polls in that time yields itself, as MPI
+/// libraries do, or computes. A yield of ours would be its second one.
+const MIN_POLLS_UNTIL_YIELD: u32 = 16;
+
 /// Number of polls of idle queues that a thread makes without any completion before it pauses. A thread that polls an
 /// idle queue besides a busy one does not pause. Programs with one queue for sends and one for receives do that.
 const FRUITLESS_POLLS_UNTIL_PAUSE: u32 = 1024;
@@ -55,6 +59,8 @@ struct PollRecord {
     /// Time of the first poll that found nothing, or of the end of the last yield.
     empty_since_ticks: u64,
     spin_time: SpinTime,
+    /// Number of polls since `empty_since_ticks`.
+    polls_in_spin: u32,
     /// Number of yields to others since the last sleep.
     yields_since_sleep: u32,
     core_migration: CoreMigration,
@@ -87,6 +93,7 @@ impl PollRecord {
             last_round_start_ticks: 0,
             empty_since_ticks: 0,
             spin_time: SpinTime::new(),
+            polls_in_spin: 0,
             yields_since_sleep: 0,
             core_migration: CoreMigration::new(),
         }
@@ -104,10 +111,14 @@ impl PollRecord {
         *fruitless += 1;
         if *fruitless == 1 {
             self.empty_since_ticks = now;
+            self.polls_in_spin = 0;
             self.core_migration.record_wait();
         }
+        self.polls_in_spin += 1;
         let in_vain = now.wrapping_sub(self.empty_since_ticks);
-        if in_vain >= self.spin_time.spin_ns() * per_us / 1000 {
+        if self.polls_in_spin >= MIN_POLLS_UNTIL_YIELD
+            && in_vain >= self.spin_time.spin_ns() * per_us / 1000
+        {
             return NextPollAction::Yield;
         }
         if *fruitless == FRUITLESS_POLLS_UNTIL_PAUSE {
@@ -141,7 +152,7 @@ impl PollRecord {
     /// Records a yield that began at `before` and ended at `now`. Returns true if it is time for a short sleep.
     fn record_yield(&mut self, before: u64, now: u64, per_us: u64) -> bool {
         let was_alone = !self.spin_time.is_crowded();
-        self.empty_since_ticks = now;
+        (self.empty_since_ticks, self.polls_in_spin) = (now, 0);
         self.spin_time
             .record_yield(now.wrapping_sub(before) * 1000 / per_us);
         if was_alone || !self.spin_time.is_crowded() {
@@ -299,6 +310,10 @@ mod tests {
             IDLE_POLLS_UNTIL_THROTTLE
         );
         thread.now += spin;
+        for _ in 2..MIN_POLLS_UNTIL_YIELD {
+            let next = thread.look(0);
+            assert_eq!(next, NextPollAction::PollImmediately, "few polls so far");
+        }
         assert_eq!(thread.look(0), NextPollAction::Yield);
         assert_eq!(
             thread.look(0),
@@ -320,7 +335,8 @@ mod tests {
         thread.fruitless = 0;
         assert_eq!(thread.look(0), NextPollAction::PollImmediately);
         thread.now += thread.looks.spin_time.spin_ns() * PER_US / 1000;
-        assert_eq!(thread.look(0), NextPollAction::Yield);
+        let yields = (1..MIN_POLLS_UNTIL_YIELD).filter(|_| thread.look(0) == NextPollAction::Yield);
+        assert_eq!(yields.count(), 1);
         assert!(thread.looks.spin_time.spin_ns() * PER_US / 1000 < spin / 100);
     }
 
