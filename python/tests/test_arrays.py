@@ -22,7 +22,8 @@ def both():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["b", "h", "i", "q", "B", "H", "I", "Q", "e", "f", "d", "F", "D", "?", ml_dtypes.bfloat16]
+    "dtype",
+    [*"bhiqBHIQefdFD?", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3b11fnuz],
 )
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)])
 def test_element_types_and_shapes_arrive(both, dtype, shape):
@@ -70,6 +71,30 @@ def test_arrays_of_other_libraries_are_sent_by_dlpack(both):
     with pytest.raises(BufferError, match="not in host memory"):
         sender.publish("x", Foreign(np.arange(6), device=2))
     assert np.from_dlpack(remote.get("x")).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+class Tensor(Foreign):
+    """A tensor of a library whose DLPack does not say whether its memory may be written."""
+
+    def __dlpack__(self, **more):
+        return self.of.__dlpack__()
+
+    def numpy(self):
+        return self.of
+
+
+def test_tensors_of_other_libraries_are_received_into(both):
+    sender, remote = both
+    sender.publish("x", np.arange(4.0))
+    out = Tensor(np.zeros(4))
+    assert remote.get("x", out=out) is out
+    assert out.of.tolist() == [0, 1, 2, 3]
+
+
+def test_what_numpy_has_no_type_for_is_refused(both):
+    sender, remote = both
+    with pytest.raises(TypeError, match="no DLPack element type"):
+        sender.publish("x", np.zeros(4, ml_dtypes.int4))
 
 
 @pytest.mark.parametrize(

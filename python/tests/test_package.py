@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def test_the_package_is_the_installed_one():
     assert Path(verbatim.__file__).is_relative_to(sys.prefix)
     assert (Path(verbatim.__file__).parent / "py.typed").exists()
+
+
+def test_the_wheel_has_the_plugin_for_nccl():
+    plugin = ctypes.CDLL(str(Path(verbatim.__file__).parent / "_installed/lib/verbatim/libnccl-net-verbatim.so"))
+    assert all(hasattr(plugin, f"ncclNetPlugin_v{version}") for version in range(6, 13))
 
 
 def test_the_console_script_is_the_command():
@@ -88,6 +95,21 @@ def test_simulations_are_columns():
         verbatim.simulate("raft")
     with pytest.raises(verbatim.CommandError, match="--no-such-option"):
         verbatim.simulate("sequencer", no_such_option=1)
+
+
+@pytest.mark.parametrize(("system", "options"), [("kv", {"cores": 2}), ("btree", {"keys": 10_000})])
+def test_all_systems_are_simulated(system, options):
+    columns = verbatim.simulate(system, clients=4, duration="50us", **options)
+    assert columns.rows >= 2
+    assert (columns["rate_mops"] > 0).all()
+
+
+def test_columns_become_a_data_frame(monkeypatch):
+    made = []
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda columns: made.append(columns) or "frame"))
+    columns = verbatim.simulate("sequencer", design="spec-s0", clients=2, duration="50us")
+    assert columns.to_pandas() == "frame"
+    assert made == [dict(columns)]
 
 
 def test_the_notebook_runs(capsys):

@@ -348,6 +348,24 @@ def test_a_rank_may_end_while_something_is_under_way():
     assert [status for status, _ in results] == [0, 0], results
 
 
+TENSORS = """
+from verbatim.tensor import Peer
+
+with Peer("127.0.0.1:0") as sender, Peer() as receiver:
+    remote = receiver.connect(sender.address)
+    for dtype in [torch.float32, torch.int64, torch.bfloat16]:
+        source = torch.arange(1000).to(dtype)
+        sender.publish("x", source)
+        out = torch.zeros(1000, dtype=dtype)
+        assert remote.get("x", out=out) is out
+        assert torch.equal(out, source), dtype
+"""
+
+
+def test_tensors_are_sent_from_and_received_into():
+    succeed(1, TENSORS)
+
+
 def test_it_needs_torch_only_when_it_is_imported():
     done = subprocess.run([sys.executable, "-c", "import verbatim"], timeout=60)
     assert done.returncode == 0

@@ -19,14 +19,15 @@ pub(crate) struct Args {
     install: Option<PathBuf>,
 }
 
-/// The libraries to install: the file name in cargo's build folder, and the SONAME.
-const LIBRARIES: [(&str, &str); 6] = [
+/// The libraries to install: the file name in cargo's build folder, and the name by which programs load it.
+const LIBRARIES: [(&str, &str); 7] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
     ("libverbatim_dropin_umad.so", "libibumad.so.3"),
     ("libverbatim_tap.so", "libverbatim_tap.so"),
     ("libverbatim_view.so", "libverbatim_view.so"),
     ("libverbatim_sockets.so", "libverbatim_sockets.so"),
+    ("libnccl_net_verbatim.so", "libnccl-net-verbatim.so"),
 ];
 
 /// Runs `cargo xtask dropin`; returns false if the build fails.
@@ -76,6 +77,7 @@ fn build_with(profile: &str) -> Result<bool> {
                 "tap-preload",
                 "view-preload",
                 "sockets-preload",
+                "nccl-net",
             ]
             .map(|package| format!("--package={package}")),
         )

@@ -31,8 +31,10 @@ pub(crate) struct TestArgs {
     pytest: Vec<String>,
 }
 
-/// The PyPI packages that tests and builds need.
-const PYPI: &[&str] = &["maturin", "ml_dtypes", "numpy", "pytest"];
+/// The PyPI packages that a build needs.
+const BUILD_PACKAGES: &[&str] = &["maturin"];
+/// The PyPI packages that the tests need beside those that the wheel names.
+const TEST_PACKAGES: &[&str] = &["ml_dtypes", "pytest"];
 
 /// Runs `cargo xtask wheel`.
 pub(crate) fn run(args: &Args) -> Result<bool> {
@@ -48,8 +50,15 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     let out = target_dir().join("python/wheels");
     let wheel = build(&environment, true, &out)?;
     // Use a new environment: an earlier installation must not affect the test.
-    let fresh = VirtualEnvironment::create_with_packages_of("test", &environment)?;
-    fresh.pip(&["install", "-q", "--no-index", "--no-deps"], &[&wheel])?;
+    let fresh = VirtualEnvironment::create("test")?;
+    fresh.pip(&["install", "-q"], &[&wheel])?;
+    // The packages that the wheel names are enough.
+    succeed(
+        fresh
+            .command("python")
+            .args(["-c", "import verbatim.tensor"]),
+    )?;
+    fresh.pip(&["install", "-q"], TEST_PACKAGES)?;
     println!("     Running python/tests ({})", wheel.display());
     let mut command = fresh.command("python");
     command
@@ -167,34 +176,28 @@ fn remove_wheels(folder: &Path) -> Result<()> {
 struct VirtualEnvironment(PathBuf);
 
 impl VirtualEnvironment {
-    /// Returns the virtual environment with the name `name`, which has the packages of [`PYPI`]. It
+    /// Returns the virtual environment with the name `name`, which has [`BUILD_PACKAGES`]. It
     /// is created once.
     fn get_or_create(name: &str) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         let marker = environment.0.join("complete");
-        let needed = PYPI.join(" ");
+        let needed = BUILD_PACKAGES.join(" ");
         if fs::read_to_string(&marker).is_ok_and(|had| had == needed) {
             return Ok(environment);
         }
         environment.make()?;
-        environment.pip(&["install", "-q"], PYPI)?;
+        environment.pip(&["install", "-q"], BUILD_PACKAGES)?;
         fs::write(marker, needed)?;
         Ok(environment)
     }
 
-    /// Creates a new virtual environment, which also finds the packages of `base`.
-    fn create_with_packages_of(name: &str, base: &Self) -> Result<Self> {
+    /// Creates a new virtual environment without packages.
+    fn create(name: &str) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         if environment.0.exists() {
             fs::remove_dir_all(&environment.0)?;
         }
         environment.make()?;
-        let (own, of_base) = (environment.packages()?, base.packages()?);
-        // A .pth file names folders that Python searches after the environment's own packages.
-        let path = of_base
-            .to_str()
-            .context("the build folder's name is not UTF-8")?;
-        fs::write(own.join("base.pth"), format!("{path}\n"))?;
         Ok(environment)
     }
 
@@ -207,20 +210,6 @@ impl VirtualEnvironment {
             Path::new("python3")
         };
         succeed(Command::new(python).args(["-m", "venv"]).arg(&self.0))
-    }
-
-    /// Returns the folder with the packages of the virtual environment.
-    fn packages(&self) -> Result<PathBuf> {
-        let lib = self.0.join("lib");
-        let folders =
-            fs::read_dir(&lib).with_context(|| format!("cannot read {}", lib.display()))?;
-        for folder in folders {
-            let packages = folder?.path().join("site-packages");
-            if packages.exists() {
-                return Ok(packages);
-            }
-        }
-        bail!("{} has no site-packages", lib.display())
     }
 
     fn program(&self, name: &str) -> PathBuf {

@@ -8,7 +8,7 @@ use crate::device::Device;
 
 /// The largest payload of a message.
 const MAX_MESSAGE_BYTES: usize = 1 << 30;
-/// The most receives of a group: `collective::MAX_PARTS`.
+/// The most receives of a group: `collective::MAX_RECEIVES_PER_GROUP`.
 pub(crate) const MAX_GROUPED_RECEIVES: c_int = 8;
 
 /// A version of NCCL's properties.

@@ -8,16 +8,19 @@ import numpy as np
 Code = tuple[int, int, int]
 
 _KINDS = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_BFLOAT = 4
 
-
-def _bfloat16() -> np.dtype | None:
-    """numpy's bfloat16, if the package `ml_dtypes` is there."""
-    try:
-        import ml_dtypes
-    except ImportError:
-        return None
-    return np.dtype(ml_dtypes.bfloat16)
+#: Element types that numpy has only with the package `ml_dtypes`, by their names there. Codes: `DLDataTypeCode` of DLPack 1.1.
+OF_ML_DTYPES: dict[str, Code] = {
+    "bfloat16": (4, 16, 1),
+    "float8_e3m4": (7, 8, 1),
+    "float8_e4m3": (8, 8, 1),
+    "float8_e4m3b11fnuz": (9, 8, 1),
+    "float8_e4m3fn": (10, 8, 1),
+    "float8_e4m3fnuz": (11, 8, 1),
+    "float8_e5m2": (12, 8, 1),
+    "float8_e5m2fnuz": (13, 8, 1),
+    "float8_e8m0fnu": (14, 8, 1),
+}
 
 
 def to_code(dtype: np.dtype) -> Code:
@@ -31,8 +34,8 @@ def to_code(dtype: np.dtype) -> Code:
             f"an array of {dtype} holds references to Python objects, which mean nothing in another process; "
             "convert it to numbers, or pickle it"
         )
-    if dtype.name == "bfloat16":
-        return (_BFLOAT, 16, 1)
+    if dtype.name in OF_ML_DTYPES:
+        return OF_ML_DTYPES[dtype.name]
     if dtype.kind not in _KINDS or dtype.names is not None or dtype.subdtype is not None:
         raise TypeError(f"{dtype} has no DLPack element type; use numbers or Booleans, or view the array as uint8")
     if not dtype.isnative:
@@ -46,15 +49,23 @@ def from_code(code: Code) -> np.dtype:
     Raises:
         TypeError: numpy has none.
     """
+    for name, known in OF_ML_DTYPES.items():
+        if code == known:
+            return _dtype_of_ml_dtypes(name)
     kind, bits, lanes = code
-    if lanes == 1 and kind == _BFLOAT and bits == 16:
-        bfloat16 = _bfloat16()
-        if bfloat16 is None:
-            raise TypeError("numpy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes")
-        return bfloat16
     for char, number in _KINDS.items():
         if number == kind and lanes == 1:
             if char == "b":
                 return np.dtype(np.bool_)
             return np.dtype(f"{char}{bits // 8}")
     raise TypeError(f"numpy has no element type for DLPack's {code}")
+
+
+def _dtype_of_ml_dtypes(name: str) -> np.dtype:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError(f"numpy has {name} only with the package ml_dtypes: pip install ml_dtypes") from None
+    if not hasattr(ml_dtypes, name):
+        raise TypeError(f"ml_dtypes {ml_dtypes.__version__} has no {name}: pip install --upgrade ml_dtypes")
+    return np.dtype(getattr(ml_dtypes, name))

@@ -112,7 +112,7 @@ def _source(obj: Any, writable: bool = False) -> _Source:
         raise TypeError("a masked array would arrive without its mask: send its .filled(value), or its .data and its .mask")
     if not isinstance(obj, np.ndarray):
         if hasattr(obj, "__dlpack__"):
-            obj, dtype = _dlpack.to_array(obj)
+            obj, dtype = _dlpack.to_array(obj, writable)
             if dtype is not None:
                 return _Source(_bytes_of(obj, writable), dtype, obj.shape)
         else:

@@ -255,7 +255,7 @@ static void *run(void *argument) {
 
 int main(int count, char **arguments) {
   if (count != 7) return 2;
-  alarm(100);
+  alarm(300);
   struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   struct job job = {.plugin = arguments[1], .version = atoi(arguments[2]), .scenario = arguments[3], .ranks = atoi(arguments[4]),
                     .bytes = strtoull(arguments[5], NULL, 10), .board = board};
@@ -269,7 +269,7 @@ int main(int count, char **arguments) {
     jobs[rank].rank = rank;
     if (as_threads) pthread_create(&threads[rank], NULL, run, &jobs[rank]);
     else if (!(children[rank] = fork())) {
-      alarm(100);
+      alarm(300);
       run(&jobs[rank]);
       exit(0);
     }
