@@ -94,6 +94,13 @@ pub fn free_port() -> u16 {
 /// The address at which servers listen: a free port of this host.
 pub const ANYWHERE: &str = "127.0.0.1:0";
 
+/// Sleeps for a random time below `limit`, so that a process is killed in another state each time.
+pub fn sleep_at_most(limit: std::time::Duration) {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new().hash_one(0) % 1000;
+    std::thread::sleep(limit * u32::try_from(random).unwrap_or(0) / 1000);
+}
+
 /// A server that is killed when the test ends.
 pub struct Server {
     pub child: Child,

@@ -255,6 +255,11 @@ fn a_peer_that_is_late_is_waited_for() {
 }
 
 #[test]
+fn listeners_at_one_port_accept_carried_connections() {
+    brings("reuseport");
+}
+
+#[test]
 fn io_uring_is_refused() {
     brings("uring");
 }

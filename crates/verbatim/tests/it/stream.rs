@@ -109,11 +109,11 @@ fn a_server_that_declines_serves_by_tcp_and_says_so_where_rdma_is_required() {
 #[test]
 fn killed_clients_and_servers_end_their_streams() {
     let server = Server::start("stream", ANYWHERE, &[]);
-    for _ in 0..3 {
+    for _ in 0..6 {
         let mut client = common::verbatim(&["stream", "check", &server.address]);
         let client = client.args(["--bytes", "1000000000000"]).spawn();
         let mut client = client.expect("it starts");
-        std::thread::sleep(std::time::Duration::from_millis(30));
+        common::sleep_at_most(std::time::Duration::from_millis(60));
         client.kill().expect("it runs");
         client.wait().expect("it ends");
         let own = common::lines_of(&["stream", "check", &server.address, "--json"]);
@@ -126,6 +126,7 @@ fn killed_clients_and_servers_end_their_streams() {
         .spawn();
     let client = client.expect("it starts");
     server.wait_for_client();
+    common::sleep_at_most(std::time::Duration::from_millis(40));
     drop(server);
     let out = client.wait_with_output().expect("it ends");
     let err = String::from_utf8_lossy(&out.stderr);

@@ -163,9 +163,9 @@ fn asks_for_ever(server: &Server) -> (KillOnDrop, impl BufRead + use<>) {
 #[test]
 fn killed_clients_are_forgotten() {
     let server = Server::start(&[]);
-    for wait_ms in [0, 3, 11] {
+    for _ in 0..5 {
         let others = [(); 2].map(|()| asks_for_ever(&server));
-        std::thread::sleep(Duration::from_millis(wait_ms));
+        common::sleep_at_most(Duration::from_millis(40));
         // Kill the clients in whatever state they are.
         drop(others);
         server.answers(&["ping"], "PONG\n");
@@ -185,12 +185,41 @@ fn killed_clients_are_forgotten() {
 
 #[test]
 fn clients_hear_that_the_server_was_killed() {
+    for _ in 0..3 {
+        let server = Server::start(&[]);
+        let (_client, mut lines) = asks_for_ever(&server);
+        common::sleep_at_most(Duration::from_millis(40));
+        drop(server);
+        let mut line = String::new();
+        lines.read_line(&mut line).expect("it prints");
+        assert_eq!(line, "ended\n");
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_does_not_grow_the_server() {
     let server = Server::start(&[]);
-    let (_client, mut lines) = asks_for_ever(&server);
-    drop(server);
-    let mut line = String::new();
-    lines.read_line(&mut line).expect("it prints");
-    assert_eq!(line, "ended\n");
+    let before = most_memory_kib(&server);
+    let out = server.python("slow").output().expect("python3 starts");
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(
+        String::from_utf8_lossy(&out.stdout),
+        "slow passed\n",
+        "{err}"
+    );
+    // The replies have 6 MB, and the connection itself has 5 MB.
+    let grown = most_memory_kib(&server) - before;
+    assert!(grown < 8 << 10, "{grown} KiB");
+    server.stop();
+}
+
+/// Returns the most memory that the server had so far.
+fn most_memory_kib(server: &Server) -> u64 {
+    let status = format!("/proc/{}/status", server.0.child.id());
+    let status = std::fs::read_to_string(status).expect("it runs");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let number = line.and_then(|l| l.split_whitespace().next()?.parse().ok());
+    number.expect("Linux has it")
 }
 
 #[test]

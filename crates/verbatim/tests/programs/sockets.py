@@ -779,6 +779,17 @@ def serve_crowd(others, threads, oneshot):
     assert not failures and not open_ones, (failures, len(open_ones))
 
 
+def echo_for_ever(listener):
+    """Accepts connections one after the other, and sends 100,000 bytes of each back once RDMA carries it."""
+    while True:
+        other, _ = listener.accept()
+        warm(other, True)
+        while read_exactly(other, 1) == b"?":
+            warm(other, True)
+        other.sendall(read_exactly(other, 100_000))
+        other.close()
+
+
 def prefork(sock, is_server):
     """Children that were forked before accept connections of the parent's listener."""
     if is_server:
@@ -787,13 +798,7 @@ def prefork(sock, is_server):
         while len(children) < 2 and (child := os.fork()):
             children.append(child)
         if child == 0:
-            while True:
-                other, _ = listener.accept()
-                warm(other, True)
-                while read_exactly(other, 1) == b"?":
-                    warm(other, True)
-                other.sendall(read_exactly(other, 100_000))
-                other.close()
+            echo_for_ever(listener)
         sock.sendall(struct.pack("!H", listener.getsockname()[1]))
         assert sock.recv(1) == b"."
         for child in children:
@@ -1136,6 +1141,37 @@ def use_up_descriptors():
     """From here on no descriptor can be opened."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, most))
+
+
+def reuseport(sock, is_server):
+    """Two processes listen at one port by SO_REUSEPORT. The connections of both are carried."""
+    if is_server:
+        first = socket.create_server(("127.0.0.1", 0), reuse_port=True)
+        port = first.getsockname()[1]
+        child = os.fork()
+        if child == 0:
+            first.close()
+            first = socket.create_server(("127.0.0.1", port), reuse_port=True)
+            echo_for_ever(first)
+        thread = threading.Thread(target=echo_for_ever, args=(first,), daemon=True)
+        thread.start()
+        time.sleep(0.1)
+        sock.sendall(struct.pack("!H", port))
+        assert sock.recv(1) == b"."
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    for _ in range(8):
+        other = socket.create_connection(("127.0.0.1", port))
+        warm(other, False)
+        while not is_carried(port):
+            other.sendall(b"?")
+            warm(other, False)
+        other.sendall(b"!" + PATTERN[:100_000])
+        assert read_exactly(other, 100_000) == PATTERN[:100_000]
+        other.close()
+    sock.sendall(b".")
 
 
 def exhausted():

@@ -274,6 +274,18 @@ def pipeline(host, port):
     client.expect(bytes(reply), request=bytes(request))
 
 
+def slow(host, port):
+    """Asks for 6 MB of replies, and reads none of them for a second."""
+    client = Client(host, port)
+    value = noise(60_000, 5)
+    client.expect(b"+OK\r\n", request=command("SET", "slow", value))
+    client.write(command("GET", "slow") * 100)
+    begun = time.monotonic()
+    client.until(lambda: time.monotonic() > begun + 1)
+    assert client.filled == client.room, "the server has filled the buffer"
+    client.expect(bulk(value) * 100)
+
+
 def ends(client):
     """The server ends the connection."""
     deadline = time.monotonic() + DEADLINE
