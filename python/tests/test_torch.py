@@ -45,9 +45,14 @@ def run(size: int, program: str, timeout: float = 90) -> list[tuple[int, str]]:
 def run_in(folder: str, size: int, program: str, timeout: float) -> list[tuple[int, str]]:
     import verbatim
 
+    # The package alone: the environment's numpy is not the one that the distribution's torch was built with.
+    alone = Path(folder) / "site"
+    alone.mkdir(exist_ok=True)
+    if not (alone / "verbatim").exists():
+        (alone / "verbatim").symlink_to(Path(verbatim.__file__).parent)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(verbatim.__file__).parents[1]),
+        "PYTHONPATH": str(alone),
         "STORE": folder,
         "WORLD_SIZE": str(size),
         "OMP_NUM_THREADS": "1",
