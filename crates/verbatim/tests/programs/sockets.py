@@ -790,6 +790,19 @@ def echo_for_ever(listener):
         other.close()
 
 
+def expect_echoes(port, count):
+    """Opens connections one after the other to processes in `echo_for_ever`."""
+    for _ in range(count):
+        other = socket.create_connection(("127.0.0.1", port))
+        warm(other, False)
+        while not is_carried(port):
+            other.sendall(b"?")
+            warm(other, False)
+        other.sendall(b"!" + PATTERN[:100_000])
+        assert read_exactly(other, 100_000) == PATTERN[:100_000]
+        other.close()
+
+
 def prefork(sock, is_server):
     """Children that were forked before accept connections of the parent's listener."""
     if is_server:
@@ -806,15 +819,7 @@ def prefork(sock, is_server):
             os.waitpid(child, 0)
         return
     (port,) = struct.unpack("!H", read_exactly(sock, 2))
-    for _ in range(6):
-        other = socket.create_connection(("127.0.0.1", port))
-        warm(other, False)
-        while not is_carried(port):
-            other.sendall(b"?")
-            warm(other, False)
-        other.sendall(b"!" + PATTERN[:100_000])
-        assert read_exactly(other, 100_000) == PATTERN[:100_000]
-        other.close()
+    expect_echoes(port, 6)
     sock.sendall(b".")
 
 
@@ -1162,15 +1167,7 @@ def reuseport(sock, is_server):
         os.waitpid(child, 0)
         return
     (port,) = struct.unpack("!H", read_exactly(sock, 2))
-    for _ in range(8):
-        other = socket.create_connection(("127.0.0.1", port))
-        warm(other, False)
-        while not is_carried(port):
-            other.sendall(b"?")
-            warm(other, False)
-        other.sendall(b"!" + PATTERN[:100_000])
-        assert read_exactly(other, 100_000) == PATTERN[:100_000]
-        other.close()
+    expect_echoes(port, 8)
     sock.sendall(b".")
 
 
