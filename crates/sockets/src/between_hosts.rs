@@ -184,6 +184,7 @@ impl Conn {
             return false;
         }
         dir.state.store(state::RDMA, Ordering::Release);
+        self.delays_next_reset.store(true, Ordering::SeqCst);
         true
     }
 

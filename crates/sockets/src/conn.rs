@@ -67,6 +67,8 @@ pub(crate) struct Conn {
     is_shared: AtomicBool,
     /// An error of the socket that a call of this library got, and that the program has yet to get; 0 without.
     kept_errno: AtomicI32,
+    /// True if the next send that finds the connection reset succeeds, and the call after it gets the error.
+    pub(crate) delays_next_reset: AtomicBool,
     /// True if this side connected; false if it accepted.
     pub(crate) called_connect: AtomicBool,
     /// Numbers of calls that are inside the kernel's plain functions.
@@ -140,6 +142,7 @@ impl Default for Conn {
             data_calls_before_setup: AtomicU32::new(0),
             is_shared: AtomicBool::new(false),
             kept_errno: AtomicI32::new(0),
+            delays_next_reset: AtomicBool::new(false),
             called_connect: AtomicBool::new(false),
             running_tcp_reads: AtomicU32::new(0),
             running_tcp_writes: AtomicU32::new(0),
@@ -164,6 +167,7 @@ impl Conn {
         self.data_calls_before_setup.store(0, Ordering::Relaxed);
         self.is_shared.store(false, Ordering::Relaxed);
         self.kept_errno.store(0, Ordering::Relaxed);
+        self.delays_next_reset.store(false, Ordering::Relaxed);
         self.called_connect.store(false, Ordering::Relaxed);
         self.tcp_bytes_received.store(0, Ordering::Relaxed);
         self.tcp_bytes_sent.store(0, Ordering::Relaxed);
@@ -255,6 +259,11 @@ impl Conn {
         is_failure
     }
 
+    /// Keeps `ECONNRESET` for the program.
+    pub(crate) fn keep_reset(&self) {
+        self.kept_errno.store(libc::ECONNRESET, Ordering::SeqCst);
+    }
+
     /// Keeps the error of a call that sent, for the program. The kernel reports `EPIPE` again.
     pub(crate) fn keep_send_error(&self) {
         if real_libc::errno() != libc::EPIPE {
@@ -304,7 +313,7 @@ impl Conn {
 
     /// Resets the connection, of whose stream nobody knows any more how to read it.
     pub(crate) fn reset_stream(&self, fd: i32) {
-        self.kept_errno.store(libc::ECONNRESET, Ordering::SeqCst);
+        self.keep_reset();
         real_libc::reset_connection(fd);
     }
 

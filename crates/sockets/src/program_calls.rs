@@ -3,6 +3,7 @@
 //! A function returns `None` if only the kernel must handle the call.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_uint, epoll_event, pollfd};
@@ -132,6 +133,8 @@ pub fn demote_for_other_reads(fd: c_int) {
 /// Prepares a connection for `shutdown(2)`.
 pub fn before_shutdown(fd: c_int) {
     if let Some(conn) = descriptor_table::find_conn(fd) {
+        // A send after a shutdown fails at once.
+        conn.delays_next_reset.store(false, Ordering::SeqCst);
         conn.demote(fd, NotRdmaReason::Shutdown);
     }
 }

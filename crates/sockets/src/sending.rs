@@ -39,6 +39,30 @@ impl Conn {
     /// # Errors
     /// The errors of `sendmsg(2)`.
     pub(crate) fn send(&self, fd: c_int, from: IovecCursor<'_>, flags: c_int) -> io::Result<usize> {
+        self.send_reporting_each_reset(fd, from, flags)
+            .or_else(|err| self.delay_first_reset(from.len(), err))
+    }
+
+    /// Keeps the first reset of a connection that was on RDMA for the next call, and returns `len` as the bytes sent.
+    ///
+    /// The kernel answers unread wake bytes by a reset when the peer ends, where a program's peer that has read
+    /// everything only ends the stream. TCP accepts the first bytes after that end, and programs rely on it:
+    /// redis-benchmark repeats a failed write for ever.
+    fn delay_first_reset(&self, len: usize, err: io::Error) -> io::Result<usize> {
+        let is_reset = matches!(err.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE));
+        if !is_reset || !self.delays_next_reset.swap(false, Ordering::SeqCst) {
+            return Err(err);
+        }
+        self.keep_reset();
+        Ok(len)
+    }
+
+    fn send_reporting_each_reset(
+        &self,
+        fd: c_int,
+        from: IovecCursor<'_>,
+        flags: c_int,
+    ) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
@@ -129,6 +153,11 @@ impl Conn {
         _: &TcpCall<'_>,
     ) -> io::Result<usize> {
         self.take_kept_error()?;
+        let flags = if self.delays_next_reset.load(Ordering::SeqCst) {
+            flags | libc::MSG_NOSIGNAL
+        } else {
+            flags
+        };
         let sent = send_by_kernel(fd, &from.iovecs_of_range(0, from.len()), flags)?;
         self.tcp_bytes_sent.fetch_add(sent as u64, Ordering::SeqCst);
         Ok(sent)
@@ -332,6 +361,7 @@ impl PageAndSide {
                         Ordering::Relaxed,
                     );
                     dir.state.store(state::RDMA, Ordering::Release);
+                    conn.delays_next_reset.store(true, Ordering::SeqCst);
                 }
                 is_ready
             }

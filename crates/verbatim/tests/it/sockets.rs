@@ -151,6 +151,11 @@ fn a_killed_receiver_fails_its_sender() {
 }
 
 #[test]
+fn the_first_send_after_a_killed_client_that_has_read_everything_succeeds() {
+    brings("served");
+}
+
+#[test]
 fn a_forked_child_takes_over() {
     brings("forked");
 }

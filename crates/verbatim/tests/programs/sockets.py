@@ -596,6 +596,36 @@ def deaf(sock, is_server):
     refuses(sock)
 
 
+def served(sock, is_server):
+    """The client is killed after it has read all requests. The server's next send succeeds, and its next read tells."""
+    if not is_server:
+        sock.setblocking(False)
+        for i in range(3):
+            data = b""
+            while len(data) < 5:
+                # A read that finds data at once leaves the wake byte in the stream.
+                try:
+                    data += sock.recv(5 - len(data))
+                except BlockingIOError:
+                    pass
+            sock.send(data)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for i in range(3):
+        sock.sendall(b"%05d" % i)
+        assert read_exactly(sock, 5) == b"%05d" % i
+    time.sleep(1)
+    assert sock.send(b"again") == 5
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    assert poller.poll(10_000)
+    try:
+        assert sock.recv(5) == b""
+    except ConnectionResetError:
+        pass
+    refuses(sock)
+
+
 def refuses(sock):
     """The peer is gone: sends fail in the end."""
     end = time.monotonic() + 30
@@ -1350,7 +1380,7 @@ def run(scenario):
     serve(sock, port, scenario)
     sock.close()
     status = os.waitstatus_to_exitcode(os.waitpid(client, 0)[1])
-    assert status == (-signal.SIGKILL if scenario in (killed, deaf) else 0), status
+    assert status == (-signal.SIGKILL if scenario in (killed, deaf, served) else 0), status
 
 
 def run_executed(sock, port, client):
