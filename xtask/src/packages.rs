@@ -69,6 +69,11 @@ pub(crate) const REDIS_TOOLS: DebianPackage = DebianPackage {
     why: "redis-benchmark drives that peer, and with redis-cli looks at the key-value store",
     presence_check: PresenceCheck::Program("redis-benchmark"),
 };
+pub(crate) const OPENSSL: DebianPackage = DebianPackage {
+    name: "openssl",
+    why: "it makes the certificates of servers that speak TLS",
+    presence_check: PresenceCheck::Program("openssl"),
+};
 pub(crate) const TSHARK: DebianPackage = DebianPackage {
     name: "tshark",
     why: "it reads captures of packets",
@@ -339,6 +344,7 @@ pub(crate) const FOR_TESTS: &[DebianPackage] = &[
     UCX_UTILS,
     REDIS_SERVER,
     REDIS_TOOLS,
+    OPENSSL,
     IPERF3,
     TSHARK,
     CHROMIUM,

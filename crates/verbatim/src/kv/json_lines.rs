@@ -21,6 +21,9 @@ pub(super) enum ServeOrLoadLine {
         /// The address for clients of the Redis protocol over RDMA; null if it is not spoken.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rdma: Option<String>,
+        /// The address for clients of the Redis protocol over TLS; null if it is not spoken.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        resp_tls: Option<String>,
     },
     /// `serve`: the statistics of the Redis-protocol front end, at its end.
     Resp(FrontEndStats),

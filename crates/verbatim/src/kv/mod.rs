@@ -8,6 +8,7 @@ mod comparison_servers;
 mod json_lines;
 mod manual_requests;
 mod resp;
+mod resp_listeners;
 mod serve;
 mod simulated;
 mod valkey;

@@ -6,12 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kv::store::{FullPolicy, LockPlacement};
 use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
-use kv_resp::{
-    DEFAULT_MAX_CONNECTIONS, FrontEnd, FrontEndStats, ListenAddress, Listener, RdmaListener,
-};
-use resp_rdma::Connector;
+use kv_resp::{FrontEndStats, ListenAddress};
 
 use super::json_lines::ServeOrLoadLine;
+use super::resp_listeners::{RespAddresses, RespArgs};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -29,18 +27,6 @@ pub(crate) struct Args {
     /// Where clients find it, over TCP; port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7472", value_parser = args::check_host_and_port)]
     listen: String,
-    /// Speak the Redis protocol there as well, for redis-cli: HOST:PORT, or the path of a Unix socket
-    #[arg(long, value_name = "ADDR")]
-    resp: Option<ListenAddress>,
-    /// Speak it over RDMA as well, as Valkey does, on the port number of --resp HOST:PORT
-    #[arg(long, requires = "resp")]
-    rdma: bool,
-    /// Bytes of a connection's receive buffer, such as 1M
-    #[arg(long, value_name = "BYTES", default_value = "256K", requires = "rdma", value_parser = args::byte_count_parser_up_to(16 << 20))]
-    rdma_buffer: usize,
-    /// Clients of the Redis protocol at the same time
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_CONNECTIONS, requires = "resp", value_parser = args::integer_parser_in_range("a count of connections", 1..=1_000_000usize))]
-    max_connections: usize,
     /// Keep every item, and refuse new ones when there is no room, instead of dropping the oldest
     #[arg(long)]
     store: bool,
@@ -71,6 +57,8 @@ pub(crate) struct Args {
     /// Requests that a client may have outstanding
     #[arg(long, value_name = "N", default_value = "256", value_parser = args::integer_parser_in_range("a window", 1..=4096usize))]
     max_window: usize,
+    #[command(flatten)]
+    resp: RespArgs,
     #[command(flatten)]
     records: RecordArgs,
     /// End when standard input ends, besides SIGINT and SIGTERM
@@ -127,37 +115,31 @@ Records (atomics, and reads with --read-size) are always a store: they have a si
 Examples:
   verbatim kv serve
   verbatim kv serve --resp 127.0.0.1:6379     and then redis-cli; whoever can connect can change everything
+  verbatim kv serve --resp-tls 0.0.0.0:6380 --tls-cert-file server.crt --tls-key-file server.key --tls-ca-cert-file ca.crt
   verbatim kv serve --store --memory 512M --workers 2 --listen 0.0.0.0:7472";
 
 /// Runs `verbatim kv serve`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = config(&args, nic.config.clone());
-    if args.resp.is_some() && config.has_fixed_size_records() {
+    if args.resp.are_given() && config.has_fixed_size_records() {
         bail!(
-            "the Redis protocol needs a store of items of any length: leave out --resp, or serve herd, or reads without \
+            "the Redis protocol needs a store of items of any length: leave out --resp and --resp-tls, or serve herd, or reads without \
              --read-size"
         );
     }
     let is_store = args.store || config.has_fixed_size_records();
     let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
-    if args.resp.is_some() {
+    let (front, resp_addresses) = if args.resp.are_given() {
         crate::streams::raise_descriptor_limit()?;
-    }
-    let front = args.resp.as_ref().map(|address| {
-        let listeners = open_resp_listeners(address, &args, &nic);
-        let front = listeners.and_then(|listeners| {
-            let store = Arc::clone(server.service().store());
-            let most = args.max_connections;
-            Ok(FrontEnd::start_with_max_connections(
-                store, listeners, most,
-            )?)
-        });
-        front.with_context(|| format!("cannot speak the Redis protocol on {address}"))
-    });
-    let front = front.transpose()?;
-    print_addresses(&args, &server, front.as_ref(), is_store)?;
+        let store = Arc::clone(server.service().store());
+        let (front, addresses) = args.resp.start(store, &nic)?;
+        (Some(front), addresses)
+    } else {
+        (None, RespAddresses::default())
+    };
+    print_addresses(&args, &server, &resp_addresses, is_store)?;
     side_by_side::show_rate_until_stop(
         (&server, &stop),
         args.json,
@@ -176,33 +158,6 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let stats = server.stop();
     print_statistics(&args, &stats, spoken.as_ref())?;
     side_by_side::serving_outcome(failure)
-}
-
-/// Listens for clients of the Redis protocol on a socket. If the user wants RDMA, also listens by RDMA at the same port
-/// number.
-fn open_resp_listeners(
-    address: &ListenAddress,
-    args: &Args,
-    nic: &OpenNic,
-) -> Result<Vec<Box<dyn Listener>>> {
-    let socket = address.listen()?;
-    if !args.rdma {
-        return Ok(vec![socket]);
-    }
-    let ListenAddress::Tcp(address) = socket.address() else {
-        bail!("--rdma needs --resp HOST:PORT: a path has no port number to listen at");
-    };
-    let at = address
-        .parse()
-        .with_context(|| format!("{address} is no address of IP"))?;
-    let config = resp_rdma::Config {
-        receive_buffer_bytes: u32::try_from(args.rdma_buffer)?,
-        ..resp_rdma::Config::default()
-    };
-    let connector = Connector::new(&nic.context, config)?;
-    let rdma = RdmaListener::listen(&connector, at);
-    let rdma = rdma.with_context(|| format!("cannot listen for RDMA at {at}"))?;
-    Ok(vec![socket, rdma])
 }
 
 /// Returns the server's configuration.
@@ -237,35 +192,39 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
 fn print_addresses(
     args: &Args,
     server: &Server,
-    front_end: Option<&FrontEnd>,
+    resp: &RespAddresses,
     is_store: bool,
 ) -> Result<()> {
     let address = server.address().to_string();
-    let mut spoken = front_end.into_iter().flat_map(FrontEnd::addresses);
-    let resp = spoken.next().map(ToString::to_string);
-    let rdma = spoken.next().map(ToString::to_string);
     if args.json {
-        let design = args.design;
-        print_json(&ServeOrLoadLine::Listening {
+        let text = |address: &Option<ListenAddress>| address.as_ref().map(ToString::to_string);
+        return print_json(&ServeOrLoadLine::Listening {
             address,
-            design,
-            resp,
-            rdma,
-        })?;
-    } else {
-        print_line(format_args!(
-            "{} serves a {} on {address}; {}; clients: verbatim kv load {address} --fill",
-            args.design,
-            if is_store { "store" } else { "cache" },
-            args.design.consistency_guarantee(),
-        ))?;
-        if let Some(resp) = resp {
-            let by = if rdma.is_some() {
+            design: args.design,
+            resp: text(&resp.plain),
+            rdma: text(&resp.rdma),
+            resp_tls: text(&resp.tls),
+        });
+    }
+    print_line(format_args!(
+        "{} serves a {} on {address}; {}; clients: verbatim kv load {address} --fill",
+        args.design,
+        if is_store { "store" } else { "cache" },
+        args.design.consistency_guarantee(),
+    ))?;
+    for (address, by) in [
+        (
+            &resp.plain,
+            if resp.rdma.is_some() {
                 ", by TCP and RDMA"
             } else {
                 ""
-            };
-            print_line(format_args!("the Redis protocol on {resp}{by}"))?;
+            },
+        ),
+        (&resp.tls, ", by TLS"),
+    ] {
+        if let Some(address) = address {
+            print_line(format_args!("the Redis protocol on {address}{by}"))?;
         }
     }
     Ok(())

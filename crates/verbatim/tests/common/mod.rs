@@ -228,7 +228,8 @@ pub fn ask_with(address: &str, count: &str, more: &[&str]) -> (Value, Value) {
 
 /// Runs the shell commands of a page of `docs`, block by block, in a folder; returns the number of commands. A command
 /// that ends in `&` runs in the background until all are done, and the next command waits for its first line. The ports
-/// of Redis and gRPC, 6379 and 50051, are replaced by a free port. Commands find `verbatim` in their `PATH`.
+/// of Redis and gRPC, 6379 and 50051, are replaced by a free port, and that of Redis over TLS, 6380, by another one.
+/// Commands find `verbatim` in their `PATH`.
 #[track_caller]
 pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
@@ -236,17 +237,24 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let blocks = guide.split("```sh\n").skip(1);
     let blocks = blocks.map(|block| block.split_once("```").expect("the end of a block").0);
     let commands: Vec<&str> = blocks.flat_map(str::lines).collect();
-    let port = free_port().to_string();
+    let [port, tls_port] = [free_port(), free_port()].map(|port| port.to_string());
     let mut servers = Vec::new();
     for command in &commands {
         let words = command.replace("6379", &port).replace("50051", &port);
+        let words = words.replace("6380", &tls_port);
         let (words, in_background) = match words.strip_suffix('&') {
             Some(words) => (words, true),
             None => (words.as_str(), false),
         };
         let words: Vec<&str> = words.split_whitespace().collect();
-        assert_eq!(words.first(), Some(&"verbatim"), "{command}");
-        let mut program = verbatim(&words[1..]);
+        let (name, arguments) = words.split_first().expect("a program");
+        let mut program = if *name == "verbatim" {
+            verbatim(arguments)
+        } else {
+            let mut program = Command::new(name);
+            program.args(arguments);
+            program
+        };
         program
             .current_dir(folder)
             .env("PATH", path_with_verbatim());

@@ -178,6 +178,48 @@ fn redis_programs_on_a_unix_socket() {
     assert!(!Path::new(path).exists());
 }
 
+#[test]
+fn redis_programs_over_tls() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [certificate, key] = ["server.crt", "server.key"].map(|name| folder.path().join(name));
+    let [certificate, key] = [&certificate, &key].map(|path| path.to_str().expect("text"));
+    let names = "subjectAltName=DNS:localhost,IP:127.0.0.1";
+    let request = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ed25519",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+    ];
+    let files = ["-addext", names, "-keyout", key, "-out", certificate];
+    let made = run("openssl", &[&request[..], &files].concat());
+    let err = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{err}");
+    let flags = ["--resp-tls", "127.0.0.1:0", "--tls-cert-file", certificate];
+    let flags = [&flags[..], &["--tls-key-file", key]].concat();
+    let server = common::Server::start("kv", ANYWHERE, &flags);
+    let address = server.said["resp_tls"].as_str().expect("an address");
+    assert!(server.said.get("resp").is_none(), "{}", server.said);
+    let (host, port) = address.rsplit_once(':').expect("a port");
+    let flags = ["-h", host, "-p", port, "--tls", "--cacert", certificate];
+    let redis = |program: &str, args: &[&str]| text(program, &[&flags[..], args].concat());
+    assert_eq!(redis("redis-cli", &["set", "colour", "green"]), "OK\n");
+    assert_eq!(redis("redis-cli", &["get", "colour"]), "green\n");
+    let size = ["-q", "-n", "3200", "-c", "20", "-P", "16", "-d", "3000"];
+    let printed = redis("redis-benchmark", &[&size[..], &["-t", "set,get"]].concat());
+    assert!(
+        printed.contains("SET: ") && printed.contains("GET: "),
+        "{printed}"
+    );
+    // A client that does not know the certificate's authority refuses the server.
+    let stranger = run("redis-cli", &["-h", host, "-p", port, "--tls", "ping"]);
+    assert!(!String::from_utf8_lossy(&stranger.stdout).contains("PONG"));
+    let did = server.told("resp");
+    assert!(did["commands"].as_u64() > Some(6400), "{did}");
+}
+
 /// Commands whose replies must equal Redis's, byte for byte.
 const AS_REDIS: &str = r#"
 PING
