@@ -14,6 +14,15 @@ use std::time::Duration;
 
 use crate::mapped_words::MappedWords;
 
+/// Version of all that the two ends of a connection share: the page, the ring, datagrams and records. Ends of different
+/// versions do not find each other, and stay on TCP.
+pub(crate) const PROTOCOL_VERSION: u32 = 1;
+
+/// Returns the folder of connections inside the fabric's folder `fabric`.
+pub(crate) fn connections_folder_of(fabric: &Path) -> PathBuf {
+    fabric.join(format!("tcp-v{PROTOCOL_VERSION}"))
+}
+
 /// The stages of a side.
 pub(crate) mod stage {
     /// The side has found the page.

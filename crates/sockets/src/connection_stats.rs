@@ -1,10 +1,10 @@
 //! Statistics of the connections of all processes, from the pages of both ends.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::connection_page::{ConnectionPage, state};
+use crate::connection_page::{ConnectionPage, connections_folder_of, state};
 use crate::ended_connection_totals;
 pub use crate::ended_connection_totals::TotalsOfEndedConnections;
 use crate::not_rdma_reason::NotRdmaReason;
@@ -103,7 +103,7 @@ fn folder_of_fabric(folder: PathBuf, name: &str) -> PathBuf {
         .map(|fabric| fabric.to_string_lossy().into_owned())
         .unwrap_or_default();
     let plain = fabric.split('@').next().unwrap_or_default();
-    PathBuf::from(format!("{plain}@{name}")).join("tcp")
+    connections_folder_of(Path::new(&format!("{plain}@{name}")))
 }
 
 /// Returns the connection of the page with this file name; `None` if the name has no two addresses.

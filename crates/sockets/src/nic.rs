@@ -12,7 +12,7 @@ use verbs::{
     ProtectionDomain, Provider, QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
 };
 
-use crate::connection_page::{ConnectionPage, state};
+use crate::connection_page::{ConnectionPage, connections_folder_of, state};
 use crate::iovec_cursor::IovecCursor;
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
@@ -116,7 +116,7 @@ static INIT_LOCK: Mutex<()> = Mutex::new(());
 /// Returns the folder of connections inside the fabric's folder, which only this user can access.
 pub(crate) fn connections_folder() -> io::Result<PathBuf> {
     let fabric = softnic::fabric_dir().map_err(io::Error::other)?;
-    Ok(fabric.join("tcp"))
+    Ok(connections_folder_of(&fabric))
 }
 
 /// Returns the NIC of this process, and creates it at the first call.

@@ -12,15 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::connection_page::{ConnectionPage, SideWords, page_file_name, stage};
+use crate::connection_page::{ConnectionPage, PROTOCOL_VERSION, SideWords, page_file_name, stage};
 use crate::remote_peer::RemotePeer;
 use crate::{nic, real_libc};
 
 /// The environment variable with the UDP port, the same on all hosts.
 const UDP_PORT_ENV_VAR: &str = "VERBATIM_SOCKETS_PORT";
 const DEFAULT_UDP_PORT: u16 = 4792;
-/// Version of the datagrams.
-const VERSION: u32 = 1;
 const MAX_DATAGRAM_BYTES: usize = 2048;
 
 /// The state of one end of a connection.
@@ -138,7 +136,9 @@ fn receive_datagrams_until_closed(socket: &UdpSocket, folder: &Path) {
 /// Writes the state of a peer into the page of its connection. Returns the answer, if one is wanted.
 fn store_peer_state(folder: &Path, datagram: &[u8], source: IpAddr) -> Option<SideStateMessage> {
     let message: SideStateMessage = serde_json::from_slice(datagram).ok()?;
-    if message.version != VERSION || message.from.ip().to_canonical() != source.to_canonical() {
+    if message.version != PROTOCOL_VERSION
+        || message.from.ip().to_canonical() != source.to_canonical()
+    {
         return None;
     }
     let (own, peer) = (message.to, message.from);
@@ -165,7 +165,7 @@ impl SideStateMessage {
         let stage = side.setup_stage.load(Ordering::Acquire);
         let endpoint = String::from_utf8(side.message_for_peer()).unwrap_or_default();
         Self {
-            version: VERSION,
+            version: PROTOCOL_VERSION,
             from,
             to,
             stage,
@@ -222,7 +222,7 @@ mod tests {
 
     fn message(stage: u64, endpoint: &str) -> SideStateMessage {
         SideStateMessage {
-            version: VERSION,
+            version: PROTOCOL_VERSION,
             from: SocketAddr::from(PEER),
             to: SocketAddr::from(OWN),
             stage,
@@ -279,6 +279,20 @@ mod tests {
         assert!(
             store_peer_state(folder.path(), &bytes, Ipv4Addr::new(127, 0, 0, 3).into()).is_none()
         );
+        assert_eq!(page.side_words(1).setup_stage.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_peer_of_another_version_is_not_known() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let page = page(folder.path());
+        let other = SideStateMessage {
+            version: PROTOCOL_VERSION + 1,
+            ..message(stage::READY, "{}")
+        };
+        let bytes = serde_json::to_vec(&other).expect("text");
+        let source = SocketAddr::from(PEER).ip();
+        assert!(store_peer_state(folder.path(), &bytes, source).is_none());
         assert_eq!(page.side_words(1).setup_stage.load(Ordering::Relaxed), 0);
     }
 
