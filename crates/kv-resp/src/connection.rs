@@ -20,6 +20,10 @@ use mio::{Interest, Registry, Token};
 /// `tcp-keepalive`.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(5);
 
+/// Number of connections that the kernel completes before they are accepted, at most `net.core.somaxconn`. Beyond it the
+/// kernel drops the first packet of a client, which tries again after one second. The standard library asks for 128.
+const BACKLOG: i32 = 4096;
+
 /// A connection. Reads and writes do not block, but return [`io::ErrorKind::WouldBlock`]. The connection becomes ready
 /// again when another attempt can succeed. It also becomes ready when data arrives after a read that did not fill the
 /// buffer.
@@ -136,11 +140,13 @@ impl ListenAddress {
             Self::Rdma(_) => Err(io::ErrorKind::Unsupported.into()),
             Self::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address)?;
+                rustix::net::listen(&listener, BACKLOG)?;
                 listener.set_nonblocking(true)?;
                 Ok(Box::new(TcpListener::from_std(listener)))
             }
             Self::Unix(path) => {
                 let (listener, file) = SocketFile::listen(path)?;
+                rustix::net::listen(&listener, BACKLOG)?;
                 listener.set_nonblocking(true)?;
                 let listener = UnixListener::from_std(listener);
                 Ok(Box::new(UnixSocketListener { listener, file }))
@@ -217,6 +223,20 @@ mod tests {
         let seconds = [tcp_keepidle(&stream), tcp_keepintvl(&stream)];
         let seconds = seconds.map(|time| time.expect("an option").as_secs());
         assert_eq!(seconds, [300, 100]);
+    }
+
+    #[test]
+    fn clients_that_come_together_need_not_try_again() {
+        let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").expect("a limit");
+        let most: usize = most.trim().parse().expect("a number");
+        let any = ListenAddress::Tcp("127.0.0.1:0".into());
+        let listener = any.listen().expect("listens");
+        let address = listener.address().to_string().parse().expect("an address");
+        // Nothing is accepted. A client whose first packet was dropped has no answer within this time.
+        let connect =
+            |_| std::net::TcpStream::connect_timeout(&address, Duration::from_millis(900));
+        let connected: Result<Vec<_>, _> = (0..most.min(500)).map(connect).collect();
+        connected.expect("every client is connected at once");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::connection::Connection;
 use crate::error::{SetupError, StreamError};
 use crate::handshake::{ClientHandshake, ClientRequest, ServerAnswer, ServerHandshake, encode_ack};
+use crate::listener::BACKLOG;
 use crate::nic::{Config, ConfigAndNic, Nic, RdmaPolicy};
 use crate::pool::Pool;
 use crate::prepared_connection::PreparedConnection;
@@ -84,8 +85,10 @@ impl Listener {
     /// RDMA is required and the device cannot be opened.
     pub fn bind(address: SocketAddr, config: Config) -> io::Result<Self> {
         let setup = Arc::new(ConfigAndNic::new(config)?);
+        let tcp = TcpListener::bind(address)?;
+        rustix::net::listen(&tcp, BACKLOG)?;
         Ok(Self {
-            tcp: TcpListener::bind(address)?,
+            tcp,
             config_and_nic: setup,
         })
     }

@@ -17,6 +17,10 @@ use crate::rdma_stream::RdmaStream;
 use crate::stream::Stream;
 use crate::tcp_beside_rdma;
 
+/// Number of TCP connections that the kernel completes before they are accepted, at most `net.core.somaxconn`. Beyond it
+/// the kernel drops the first packet of a client, which tries again after one second.
+pub(crate) const BACKLOG: i32 = 4096;
+
 /// Maximum number of simultaneous handshakes.
 const MAX_PENDING_HANDSHAKES: usize = 1024;
 
@@ -49,8 +53,10 @@ impl Listener {
     /// RDMA is required and the device cannot be opened.
     pub async fn bind_with_config(address: SocketAddr, config: Config) -> io::Result<Self> {
         let setup = ConfigAndNic::new(config)?;
+        let tcp = TcpListener::bind(address).await?;
+        rustix::net::listen(&tcp, BACKLOG)?;
         Ok(Self {
-            tcp: TcpListener::bind(address).await?,
+            tcp,
             config_and_nic: Arc::new(setup),
             handshakes: JoinSet::new(),
         })
