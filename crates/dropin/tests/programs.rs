@@ -104,6 +104,8 @@ fn a_c_program_of_the_newest_release_runs() {
             }
             let fabric = Fabric::new();
             let mut command = fabric.command(&program, link_layer);
+            // Another program of this user may have the port at the host's addresses.
+            command.env("VERBATIM_ADDRESS", "127.24.7.1");
             command.env("VERBATIM_PATH", path);
             let out = Watched::start(&mut command).finish();
             assert_eq!(out, "ok\n", "{link_layer} {path}");
