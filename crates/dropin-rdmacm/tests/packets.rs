@@ -90,6 +90,48 @@ fn everywhere(program: &str, args: [&[&str]; 2], check: impl Fn(&str)) {
     check(&client);
 }
 
+/// Connects the program `idle` between two hosts. Returns the server and the client.
+fn connected_idle(program: &str, server_host: &Host, client_host: &Host) -> [Watched; 2] {
+    let mut server = server_host.server(program, &["server"]);
+    let args = ["client", &server_host.address];
+    let mut client = Watched::start(&mut client_host.command(program, &args));
+    client.wait_for_line("established");
+    server.wait_for_line("established");
+    [server, client]
+}
+
+/// On a host with a kernel's NIC, the kernel sends a DREQ for a process that is killed.
+#[test]
+fn the_peer_of_a_killed_process_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = common::compiled_with_rdmacm("idle", folder.path());
+    let program = program.to_str().expect("text");
+
+    let (one, other) = (Host::new("auto"), Host::new("auto"));
+    let [server, client] = connected_idle(program, &one, &other);
+    server.signal("KILL");
+    assert_eq!(client.finish(), "disconnected\n");
+
+    // A process that is stopped still exists.
+    let [mut server, client] = connected_idle(program, &one, &other);
+    client.signal("STOP");
+    std::thread::sleep(Duration::from_millis(3500));
+    assert!(server.runs(), "{:?}", server.end());
+    client.signal("KILL");
+    assert_eq!(server.finish(), "disconnected\n");
+
+    // Another process of the killed one's host has the port of its address, and answers for it.
+    let _listening = other.server(program, &["server"]);
+    let [server, client] = connected_idle(program, &one, &other);
+    client.signal("KILL");
+    assert_eq!(server.finish(), "disconnected\n");
+
+    let host = Host::new("packets");
+    let [server, client] = connected_idle(program, &host, &host);
+    server.signal("KILL");
+    assert_eq!(client.finish(), "disconnected\n");
+}
+
 #[test]
 fn rping() {
     let server = ["-s", "-C", "20", "-V", "-v"];

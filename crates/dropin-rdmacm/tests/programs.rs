@@ -3,30 +3,16 @@
 #[path = "../../dropin/tests/common/mod.rs"]
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{Fabric, Watched};
-
-/// Compiles a program of `tests/programs` into a folder.
-fn compiled(name: &str, folder: &Path) -> PathBuf {
-    let program = folder.join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
-    common::run(
-        Command::new("cc")
-            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
-            .arg(&program)
-            .arg(source)
-            .args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread"]),
-    );
-    program
-}
+use common::{Fabric, Watched, compiled_with_rdmacm};
 
 #[test]
 fn threads_are_cancelled_where_they_wait_for_events_and_nowhere_else() {
     let folder = tempfile::tempdir().expect("a folder");
-    let program = compiled("canceled", folder.path());
+    let program = compiled_with_rdmacm("canceled", folder.path());
     for link_layer in ["roce", "ib"] {
         let fabric = Fabric::new();
         let out = Watched::start(&mut fabric.command(&program, link_layer)).finish();
@@ -64,7 +50,7 @@ fn a_c_program_of_the_newest_release_runs() {
 #[test]
 fn what_the_system_is_short_of_is_an_errno() {
     let folder = tempfile::tempdir().expect("a folder");
-    let program = compiled("limits", folder.path());
+    let program = compiled_with_rdmacm("limits", folder.path());
     for link_layer in ["roce", "ib"] {
         let fabric = Fabric::new();
         let out = Watched::start(&mut fabric.command(&program, link_layer)).finish();
@@ -279,7 +265,7 @@ fn sockets_by_preload() {
         "{PRELOAD} is missing; librdmacm1 brings it"
     );
     let folder = tempfile::tempdir().expect("a folder");
-    let program = compiled("reverse", folder.path());
+    let program = compiled_with_rdmacm("reverse", folder.path());
     let fabric = Fabric::new();
     let start = |role: &str| {
         let mut command = fabric.command(&program, "roce");

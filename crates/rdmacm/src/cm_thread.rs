@@ -35,6 +35,8 @@ pub(crate) enum TimerPurpose {
     MadConnectionAlarm(u64),
     /// Look again for the listeners of queued requests by MADs.
     RetryQueuedMadRequests,
+    /// Look for peers of connections by MADs that have ended without a message.
+    CheckMadPeers,
 }
 
 /// An object whose socket and timers the connection manager thread handles.

@@ -160,6 +160,26 @@ impl Watched {
         self.child.try_wait().is_ok_and(|status| status.is_none())
     }
 
+    /// Sends a signal to the process.
+    pub(crate) fn signal(&self, name: &str) {
+        run(Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]));
+    }
+
+    /// Waits until the process prints a line on its standard output.
+    pub(crate) fn wait_for_line(&mut self, wanted: &str) {
+        let mut line = String::new();
+        let mut byte = [0];
+        let stdout = self.child.stdout.as_mut().expect("a pipe");
+        while line != format!("{wanted}\n") {
+            if line.ends_with('\n') {
+                line.clear();
+            }
+            let more = stdout.read(&mut byte).is_ok_and(|n| n == 1);
+            assert!(more, "{}: ended before {wanted:?}: {line:?}", self.what);
+            line.push(byte[0].into());
+        }
+    }
+
     pub(crate) fn end(&mut self) -> (bool, String) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.runs() && Instant::now() < deadline {
@@ -206,4 +226,16 @@ pub(crate) fn run(command: &mut Command) -> Output {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{what}: {error}");
     output
+}
+
+/// Compiles a program of `tests/programs` with librdmacm into a folder.
+pub(crate) fn compiled_with_rdmacm(name: &str, folder: &Path) -> PathBuf {
+    let program = folder.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+    run(Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(source)
+        .args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread"]));
+    program
 }

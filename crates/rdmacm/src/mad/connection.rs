@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use roce::cm::{CmMessage as Mad, ReferredMessage, coded_time_ns};
+use roce::mad_delivery::SLOT_SHIFT_IN_COMM_ID;
 use verbs_abi::Gsi;
 
 use super::format::{self, CommunicationIds};
@@ -55,7 +56,7 @@ impl SharedConnectionState {
 }
 
 /// The ports of the two ends of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionPortGids {
     /// GID of the local port.
     pub(crate) local: [u8; 16],
@@ -141,7 +142,25 @@ impl Connection {
         )
     }
 
-    /// Ends the connection because the peer's queue pair requests another one, so the peer has lost this one.
+    /// Returns the process that has the peer's end, if the connection is established and the peer is a software NIC: the
+    /// slot in its communication id. Another peer's number means nothing.
+    pub(super) fn established_peer_slot(&self) -> Option<u32> {
+        let inner = lock(&self.inner);
+        inner
+            .established_message()
+            .map(|_| inner.ids.remote >> SLOT_SHIFT_IN_COMM_ID)
+    }
+
+    /// Repeats the message that established the connection. A peer that knows the connection ignores it, or repeats its
+    /// answer. A host whose process has ended answers by a REJ.
+    pub(super) fn probe_peer(&self) {
+        let inner = lock(&self.inner);
+        if let Some(kind) = inner.established_message() {
+            self.send_mads_of_actions(&inner, &vec![CallerAction::Send(kind)]);
+        }
+    }
+
+    /// Ends the connection because the peer has lost it: its process has ended, or its queue pair requests another one.
     pub(super) fn end_stale(self: &Arc<Self>) {
         if self.send(&CmMessage::Disconnect).is_err() {
             // The program has not answered yet, or the connection has ended.
@@ -254,6 +273,15 @@ impl Connection {
 }
 
 impl ConnectionInner {
+    /// Returns the message by which this end has established the connection; `None` if it is not established.
+    fn established_message(&self) -> Option<CmMessageKind> {
+        match self.machine.state() {
+            CmState::EstablishedActive => Some(CmMessageKind::Rtu),
+            CmState::EstablishedPassive => Some(CmMessageKind::Rep),
+            _ => None,
+        }
+    }
+
     /// Posts a message of the program.
     fn post(&mut self, now: Duration, message: &CmMessage) -> Result<Actions> {
         let rejected = match self.machine.state() {

@@ -238,6 +238,25 @@ pub(crate) fn make_rejection_without_connection(of: &Mad, reason: u16) -> Option
     encode_non_request(&message, &ids, ReferredMessage::Req)
 }
 
+/// Makes the REJ for a message that belongs to an established connection, which this host does not know. `None` for other
+/// messages.
+pub(crate) fn make_rejection_of_unknown_connection(of: &Mad) -> Option<Mad> {
+    let rejected = match of {
+        Mad::Rep(_) => ReferredMessage::Rep,
+        Mad::Rtu(_) => ReferredMessage::LapOrUnspecified,
+        _ => return None,
+    };
+    let ids = CommunicationIds {
+        remote: sender_comm_id(of),
+        ..CommunicationIds::default()
+    };
+    let message = CmMessage::Reject {
+        reason: roce::cm::reason::INVALID_COMM_ID,
+        private_data: Vec::new(),
+    };
+    encode_non_request(&message, &ids, rejected)
+}
+
 /// Makes the DREP for a DREQ of an unknown connection, so that its sender stops repeating it.
 pub(crate) fn make_reply_to_unknown_dreq(of: &Mad) -> Option<Mad> {
     let Mad::Dreq(dreq) = of else {

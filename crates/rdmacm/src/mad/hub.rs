@@ -4,7 +4,7 @@
 //! request to any process with connection management. That process looks up the listener and forwards the request to
 //! its process.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use super::connection::{
 };
 use super::format::{self, CommunicationIds};
 use super::machine::ConnectionTimeouts;
+use super::port_probes::PortProbes;
 use crate::cm_thread::{CmThread, SocketAndTimerHandler, TimerPurpose};
 use crate::errno::{Errno, INVALID, Result};
 use crate::gsi;
@@ -39,6 +40,12 @@ const LISTENER_RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// Largest number of requests that wait for a listener. Further requests are dropped, and their senders repeat them.
 const MAX_WAITING_REQUESTS: usize = 256;
 
+/// Interval of the checks for peers that have ended without a message: the process was killed.
+const PEER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Largest number of peer processes that are asked in one check.
+const MAX_MAD_PROBES_PER_CHECK: usize = 16;
+
 /// The sender of a request: its port, the GUID of its device (0 for a SIDR request), its communication id or SIDR
 /// request id, and true for a SIDR request.
 type RequestSource = ([u8; 16], u64, u32, bool);
@@ -57,6 +64,11 @@ struct ConnectionTable {
     /// Requests that wait for a listener.
     waiting_requests: Vec<DeliveredMad>,
     next_id: u32,
+    /// True while an alarm for [`TimerPurpose::CheckMadPeers`] is set.
+    checks_peers: bool,
+    port_probes: PortProbes,
+    /// The place among the peers' processes from which the next check asks.
+    next_probed_peer: usize,
 }
 
 /// The configuration of a process's connections by MADs.
@@ -137,7 +149,7 @@ impl MadConnections {
     /// # Errors
     /// `EINVAL` if no request can be made between these addresses.
     pub(crate) fn connect(
-        &self,
+        self: &Arc<Self>,
         request: Request,
         peer: [u8; 16],
         consumer: Weak<dyn MessageConsumer>,
@@ -171,7 +183,7 @@ impl MadConnections {
 
     /// Adds a connection; returns its communication id and the connection.
     fn add_connection(
-        &self,
+        self: &Arc<Self>,
         gids: Gids,
         ids: CommunicationIds,
         transaction: u64,
@@ -194,6 +206,9 @@ impl MadConnections {
         };
         let connection = Connection::new(self.shared, gids, ids, transaction, self.timeouts);
         table.connections.insert(local, Arc::clone(&connection));
+        if !std::mem::replace(&mut table.checks_peers, true) {
+            self.set_peer_check_alarm();
+        }
         (local, connection)
     }
 
@@ -222,8 +237,10 @@ impl MadConnections {
             }
             Some(_) => {}
             None => {
-                if let Some(farewell) = format::make_reply_to_unknown_dreq(&mad) {
-                    self.send_answer_to(&delivery, transaction, &farewell);
+                let answer = format::make_reply_to_unknown_dreq(&mad)
+                    .or_else(|| format::make_rejection_of_unknown_connection(&mad));
+                if let Some(answer) = answer {
+                    self.send_answer_to(&delivery, transaction, &answer);
                 }
             }
         }
@@ -306,7 +323,7 @@ impl MadConnections {
 
     /// Adds a connection for the request of `asker` and its queue pair `qp`.
     fn add_passive_connection(
-        &self,
+        self: &Arc<Self>,
         delivery: &DeliveredMad,
         transaction: u64,
         request: &Request,
@@ -361,6 +378,34 @@ impl MadConnections {
     }
 }
 
+impl MadConnections {
+    fn set_peer_check_alarm(self: &Arc<Self>) {
+        let alarm = TimerPurpose::CheckMadPeers;
+        self.shared
+            .cm_thread
+            .set_alarm(PEER_CHECK_INTERVAL, self, alarm);
+    }
+
+    /// Looks for peers whose process was killed, and ends their connections, as the kernel of such a host does by a DREQ.
+    /// Only an answer of the peer's host ends a connection: the process may be stopped, or the network cut.
+    fn check_peers(self: &Arc<Self>) {
+        let lost = {
+            let mut table = lock(&self.table);
+            table.remove_ended(&self.shared.ended_ids.take_all());
+            if table.connections.is_empty() {
+                table.checks_peers = false;
+                table.port_probes = PortProbes::default();
+                return;
+            }
+            table.probe_peers_and_collect_lost()
+        };
+        for connection in lost {
+            connection.end_stale();
+        }
+        self.set_peer_check_alarm();
+    }
+}
+
 /// Returns the queue pair that sends the REQ, if the REQ names one.
 fn requesting_qp(mad: &Mad, source: [u8; 16]) -> Option<PeerQp> {
     match mad {
@@ -370,6 +415,38 @@ fn requesting_qp(mad: &Mad, source: [u8; 16]) -> Option<PeerQp> {
 }
 
 impl ConnectionTable {
+    /// Asks the hosts of established connections whether the peers' processes exist. Returns the connections to hosts
+    /// where no process has the port. Other hosts answer by REJs for the processes that have ended.
+    fn probe_peers_and_collect_lost(&mut self) -> Vec<Arc<Connection>> {
+        let mut lost = Vec::new();
+        let mut one_per_process = HashMap::new();
+        let mut by_address: HashMap<Gids, Vec<Arc<Connection>>> = HashMap::new();
+        for connection in self.connections.values() {
+            if let Some(slot) = connection.established_peer_slot() {
+                let gids = connection.port_gids;
+                by_address.entry(gids).or_default().push(connection.clone());
+                one_per_process.insert((gids.remote, slot), connection.clone());
+            }
+        }
+        for (gids, connections) in &by_address {
+            if self.port_probes.is_peer_port_closed(*gids) {
+                one_per_process.retain(|(remote, _), _| *remote != gids.remote);
+                lost.extend_from_slice(connections);
+            }
+        }
+        self.port_probes
+            .retain(|gids| by_address.contains_key(gids));
+        let processes: BTreeSet<_> = one_per_process.keys().collect();
+        let first = self.next_probed_peer % processes.len().max(1);
+        let asked = processes.iter().cycle().skip(first);
+        let count = processes.len().min(MAX_MAD_PROBES_PER_CHECK);
+        for process in asked.take(count) {
+            one_per_process[*process].probe_peer();
+        }
+        self.next_probed_peer = first + count;
+        lost
+    }
+
     fn remove_ended(&mut self, ended: &[u32]) {
         if ended.is_empty() {
             return;
@@ -407,8 +484,10 @@ impl SocketAndTimerHandler for MadConnections {
     }
 
     fn on_alarm(self: Arc<Self>, alarm: TimerPurpose) {
-        if alarm != TimerPurpose::RetryQueuedMadRequests {
-            return;
+        match alarm {
+            TimerPurpose::CheckMadPeers => return self.check_peers(),
+            TimerPurpose::RetryQueuedMadRequests => {}
+            _ => return,
         }
         let waiting = std::mem::take(&mut lock(&self.table).waiting_requests);
         for delivery in waiting {
