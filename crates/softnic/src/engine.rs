@@ -43,6 +43,13 @@ const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// that no thread polls is soon checked no more (`cq/overrun_parking.rs`).
 const MAX_CQ_CHECK_INTERVAL: Duration = Duration::from_millis(3200);
 
+/// Number of completion queues up to which all of them are checked whenever the engine is called.
+const MAX_CQS_WITHOUT_REST: usize = 256;
+
+/// Pause after a check of more queues, for each of them. A check takes some 0.5 us a queue, whose state the caches have
+/// lost. Each of 10,000 connections calls the engine several times.
+const REST_PER_CHECKED_CQ: Duration = Duration::from_micros(3);
+
 /// Number of ticks in a row without a deadline after which the engine sleeps without limit. Under load, held-back work
 /// comes and goes, and calling a sleeping engine is a system call.
 const TICKS_UNTIL_SLEEP: u32 = 16;
@@ -80,6 +87,7 @@ fn run_engine(nic: &'static Nic) {
     let mut last_tick = Instant::now();
     let mut watch = PEER_CHECK_INTERVAL;
     let mut tick = DEADLINE_CHECK_INTERVAL;
+    let mut limit = FullCheckLimit::default();
     loop {
         let peers = nic.fabric.opened_peers();
         // Threads of the program take the packets themselves while they poll for them.
@@ -105,6 +113,7 @@ fn run_engine(nic: &'static Nic) {
         let timeout = timeout
             .into_iter()
             .chain(nic.packet_path.publish_counters_if_due())
+            .chain(limit.time_until_owed_check())
             .min();
         match poll(&mut fds, timeout.map(to_timespec).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -130,14 +139,17 @@ fn run_engine(nic: &'static Nic) {
         if called {
             nic.this_process().drain_wake_fifo();
         }
-        let look = if !called && !packets_wait && !ticks && !watches_peers && ended.is_empty() {
-            EngineCheckReason::OverrunWatch
-        } else if last_tick.elapsed() >= DEADLINE_CHECK_INTERVAL {
-            last_tick = Instant::now();
-            EngineCheckReason::Tick
-        } else {
-            EngineCheckReason::Called
-        };
+        let is_owed = limit.is_check_owed;
+        let look =
+            if !called && !is_owed && !packets_wait && !ticks && !watches_peers && ended.is_empty()
+            {
+                EngineCheckReason::OverrunWatch
+            } else if last_tick.elapsed() >= DEADLINE_CHECK_INTERVAL {
+                last_tick = Instant::now();
+                EngineCheckReason::Tick
+            } else {
+                EngineCheckReason::Called
+            };
         watch = match look {
             EngineCheckReason::OverrunWatch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
             EngineCheckReason::Tick | EngineCheckReason::Called => PEER_CHECK_INTERVAL,
@@ -160,7 +172,15 @@ fn run_engine(nic: &'static Nic) {
         } else {
             process_arrivals_until_idle(nic);
         }
-        let waiting = check_cqs(nic, look);
+        let checks_all = !died.is_empty() || limit.begin_check_or_owe();
+        let mut waiting = if checks_all {
+            let (count, waiting) = check_cqs(nic, look);
+            limit.end_check(count);
+            waiting
+        } else {
+            check_called_cqs(nic)
+        };
+        waiting |= continue_held_back_work(nic);
         for slot in died {
             for cq in registry::objects_of_nic(nic).all_cqs() {
                 cq.write_tokens_owed_by(slot);
@@ -169,15 +189,17 @@ fn run_engine(nic: &'static Nic) {
         if waiting {
             idle_ticks = 0;
             nic.is_engine_ticking.store(true, Ordering::Relaxed);
-        } else if nic.is_engine_ticking.load(Ordering::Relaxed) {
+        } else if checks_all && nic.is_engine_ticking.load(Ordering::Relaxed) {
             idle_ticks += 1;
             if idle_ticks >= TICKS_UNTIL_SLEEP {
                 nic.is_engine_ticking.store(false, Ordering::Relaxed);
                 // SYNC POINT T: a thread may have held back a WR and not called because of the ticks. It did so before
                 // this point, so the WR is found now. A thread that does so later calls the engine.
                 membarrier::membarrier_all_processes();
-                nic.is_engine_ticking
-                    .store(check_cqs(nic, EngineCheckReason::Called), Ordering::Relaxed);
+                let (count, mut waiting) = check_cqs(nic, EngineCheckReason::Called);
+                limit.end_check(count);
+                waiting |= continue_held_back_work(nic);
+                nic.is_engine_ticking.store(waiting, Ordering::Relaxed);
                 idle_ticks = 0;
             }
         }
@@ -211,25 +233,67 @@ fn to_timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Checks every completion queue, or only those that can be overrun. Returns true if a deadline runs.
-fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
+/// Checks every completion queue, or only those that can be overrun. Returns the number of queues, and true if a deadline
+/// runs.
+fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> (usize, bool) {
     // The engine may not be needed now. The visit lets the program's locks keep their bias.
     let _visit = (look == EngineCheckReason::OverrunWatch).then(BiasPreservingVisit::begin);
     let mut waiting = false;
-    for cq in registry::objects_of_nic(nic).all_cqs() {
+    let cqs = registry::objects_of_nic(nic).all_cqs();
+    for cq in &cqs {
         if look != EngineCheckReason::OverrunWatch || cq.is_checked_for_overrun() {
             waiting |= cq.make_engine_progress(look);
         }
     }
-    if xrc::is_xrc_in_use() {
-        waiting |= xrc::deliver_in_all_domains_for_engine(nic);
-    }
+    (cqs.len(), waiting)
+}
+
+/// Checks the completion queues for which peers have called the engine. Returns true if a deadline runs.
+fn check_called_cqs(nic: &'static Nic) -> bool {
+    let called = registry::objects_of_nic(nic).cqs_with_engine_calls(nic);
+    let checked = called.iter();
+    checked.fold(false, |waiting, cq| {
+        waiting | cq.make_engine_progress(EngineCheckReason::Called)
+    })
+}
+
+/// Continues the work that belongs to no completion queue. Returns true if some still waits.
+fn continue_held_back_work(nic: &'static Nic) -> bool {
+    let mut waiting = xrc::is_xrc_in_use() && xrc::deliver_in_all_domains_for_engine(nic);
     waiting |= registry::objects_of_nic(nic).process_postponed_notices(nic);
     waiting |= nic.packet_path.send_held_back();
     waiting |= nic.packet_path.has_late_packets();
     let fabric = || crate::nic::fabric_dir().ok();
     waiting |= nic.packet_path.gsi.retry_waiting(fabric);
     waiting
+}
+
+/// Limits the share of time that checks of very many completion queues take.
+#[derive(Debug, Default)]
+struct FullCheckLimit {
+    rest_until: Option<Instant>,
+    is_check_owed: bool,
+}
+
+impl FullCheckLimit {
+    /// Returns true if all queues may be checked now. If it is too early, a later check is owed.
+    fn begin_check_or_owe(&mut self) -> bool {
+        self.is_check_owed = self.rest_until.is_some_and(|until| Instant::now() < until);
+        !self.is_check_owed
+    }
+
+    /// Begins the pause after a check of `cqs` queues.
+    fn end_check(&mut self, cqs: usize) {
+        let rest = REST_PER_CHECKED_CQ * u32::try_from(cqs).unwrap_or(u32::MAX);
+        self.rest_until = (cqs > MAX_CQS_WITHOUT_REST).then(|| Instant::now() + rest);
+        self.is_check_owed = false;
+    }
+
+    /// Returns the time until the check that is owed; `None` if none is.
+    fn time_until_owed_check(&self) -> Option<Duration> {
+        let until = self.rest_until.filter(|_| self.is_check_owed)?;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
 }
 
 /// Blocks all signals sent by others in this thread, and in threads that it starts, until dropped. A fault that a
@@ -259,5 +323,35 @@ impl Drop for BlockedSignals {
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_of_few_queues_is_never_delayed() {
+        let mut limit = FullCheckLimit::default();
+        assert!(limit.begin_check_or_owe());
+        limit.end_check(MAX_CQS_WITHOUT_REST);
+        assert!(limit.begin_check_or_owe());
+        assert_eq!(limit.time_until_owed_check(), None);
+    }
+
+    #[test]
+    fn a_check_that_comes_too_early_is_owed_until_it_is_made() {
+        let mut limit = FullCheckLimit::default();
+        limit.end_check(100_000_000);
+        assert_eq!(limit.time_until_owed_check(), None);
+        assert!(!limit.begin_check_or_owe());
+        let left = limit.time_until_owed_check();
+        assert!(
+            left.is_some_and(|left| left > Duration::from_secs(50)),
+            "{left:?}"
+        );
+        limit.end_check(0);
+        assert_eq!(limit.time_until_owed_check(), None);
+        assert!(limit.begin_check_or_owe());
     }
 }

@@ -22,6 +22,7 @@ use crate::recv::{
 };
 use crate::send::{process_answer_or_congestion_notice, transmit_after_answers};
 use shm::clock::now_ns;
+use shm::fabric::armed::ArmedWord;
 use shm::fabric::layout::*;
 use shm::fabric::mailbox::MAILBOX_SLOTS;
 use shm::sync::SpinLock;
@@ -423,6 +424,23 @@ impl ObjectRegistry {
     /// Returns all completion queues.
     pub(crate) fn all_cqs(&self) -> Vec<Arc<Cq>> {
         lock(&self.cqs).iter().flatten().cloned().collect()
+    }
+
+    /// Returns the completion queues for which peers have called the engine since its last check. Reads one cache line for
+    /// each queue, in the order of memory.
+    pub(crate) fn cqs_with_engine_calls(&self, nic: &Nic) -> Vec<Arc<Cq>> {
+        let is_called = |index: usize| {
+            nic.this_process().segment.cq(index).is_some_and(|shared| {
+                ArmedWord(&shared.armed_word).is_engine_woken()
+                    || shared.lost_token_count.load(Ordering::Relaxed) != 0
+            })
+        };
+        let cqs = lock(&self.cqs);
+        let called = cqs
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| is_called(*index));
+        called.filter_map(|(_, cq)| cq.clone()).collect()
     }
 
     /// Registers `context`, which stands for another process's device, for the event at the end of that process.

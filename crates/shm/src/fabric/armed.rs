@@ -135,6 +135,11 @@ impl ArmedWord<'_> {
         self.0.load(Ordering::Relaxed) & (ARMED_ANY | ARMED_SOLICITED) == ARMED_SOLICITED
     }
 
+    /// Returns true if a peer has woken the owner's engine since it last permitted that.
+    pub fn is_engine_woken(self) -> bool {
+        self.0.load(Ordering::Relaxed) & ARMED_BIT_ENGINE_WOKEN != 0
+    }
+
     /// Returns true if a peer has woken a thread of the owner since the CQ was armed.
     pub fn is_woken(self) -> bool {
         self.0.load(Ordering::Relaxed) & (ARMED_BIT_ENGINE_WOKEN | ARMED_BIT_PROGRAM_WOKEN) != 0
