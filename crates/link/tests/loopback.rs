@@ -178,13 +178,14 @@ fn packets_that_cannot_be_sent_are_counted_and_do_not_hold_up_the_others() {
 fn datagrams_that_are_no_packets_are_counted() {
     let endpoint = endpoint(&["127.0.7.1"], 4807).unwrap();
     let stranger = UdpSocket::bind("127.0.7.2:0").unwrap();
+    // An empty datagram only asks whether the port is open.
     for len in [0, 1, 15, 16] {
         stranger.send_to(&vec![1; len], "127.0.7.1:4807").unwrap();
     }
     let arrived = receive(&endpoint, 1);
     assert_eq!(arrived[0].0, [1; 12]);
     let counters = counts(&endpoint, "127.0.7.1");
-    assert!(counters.contains(&("rcvd_short_pkts", 3)), "{counters:?}");
+    assert!(counters.contains(&("rcvd_short_pkts", 2)), "{counters:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! request to any process with connection management. That process looks up the listener and forwards the request to
 //! its process.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -66,9 +66,6 @@ struct ConnectionTable {
     next_id: u32,
     /// True while an alarm for [`TimerPurpose::CheckMadPeers`] is set.
     checks_peers: bool,
-    port_probes: PortProbes,
-    /// The place among the peers' processes from which the next check asks.
-    next_probed_peer: usize,
 }
 
 /// The configuration of a process's connections by MADs.
@@ -93,6 +90,15 @@ pub(crate) struct MadConnections {
     mad_socket: OwnedFd,
     token: u64,
     table: Mutex<ConnectionTable>,
+    peer_probes: Mutex<PeerProbes>,
+}
+
+/// The probes of peers that may have been killed.
+#[derive(Default)]
+struct PeerProbes {
+    ports: PortProbes,
+    /// The place among the peers' processes from which the next check asks.
+    next_process: usize,
 }
 
 impl MadConnections {
@@ -126,6 +132,7 @@ impl MadConnections {
                 next_id: getrandom::u32().unwrap_or(0),
                 ..ConnectionTable::default()
             }),
+            peer_probes: Mutex::default(),
         });
         cm_thread.watch(&hub.mad_socket, &hub)?;
         Ok(hub)
@@ -389,20 +396,56 @@ impl MadConnections {
     /// Looks for peers whose process was killed, and ends their connections, as the kernel of such a host does by a DREQ.
     /// Only an answer of the peer's host ends a connection: the process may be stopped, or the network cut.
     fn check_peers(self: &Arc<Self>) {
-        let lost = {
+        let connections = {
             let mut table = lock(&self.table);
             table.remove_ended(&self.shared.ended_ids.take_all());
-            if table.connections.is_empty() {
-                table.checks_peers = false;
-                table.port_probes = PortProbes::default();
-                return;
-            }
-            table.probe_peers_and_collect_lost()
+            table.checks_peers = !table.connections.is_empty();
+            table.connections.clone()
         };
+        let mut probes = lock(&self.peer_probes);
+        if connections.is_empty() {
+            *probes = PeerProbes::default();
+            return;
+        }
+        let lost = probes.probe_and_take_lost(&connections);
+        drop(probes);
         for connection in lost {
             connection.end_stale();
         }
         self.set_peer_check_alarm();
+    }
+}
+
+impl PeerProbes {
+    /// Asks the hosts of established connections whether the peers' processes exist. Returns the connections to hosts
+    /// where no process has the port. Other hosts answer by REJs for the processes that have ended.
+    fn probe_and_take_lost(
+        &mut self,
+        connections: &HashMap<u32, Arc<Connection>>,
+    ) -> Vec<Arc<Connection>> {
+        let mut one_per_process = BTreeMap::new();
+        let mut by_address: HashMap<Gids, HashSet<u32>> = HashMap::new();
+        for (id, connection) in connections {
+            if let Some(slot) = connection.established_peer_slot() {
+                let gids = connection.port_gids;
+                by_address.entry(gids).or_default().insert(*id);
+                one_per_process.insert((gids.remote, slot), connection);
+            }
+        }
+        self.ports.retain(|gids| by_address.contains_key(gids));
+        let mut lost = Vec::new();
+        for (gids, established) in by_address {
+            let ids = self.ports.probe_and_take_lost(gids, established);
+            lost.extend(ids.iter().filter_map(|id| connections.get(id).cloned()));
+        }
+        let count = one_per_process.len();
+        let first = self.next_process % count.max(1);
+        let asked = one_per_process.values().cycle().skip(first);
+        for connection in asked.take(count.min(MAX_MAD_PROBES_PER_CHECK)) {
+            connection.probe_peer();
+        }
+        self.next_process = first + MAX_MAD_PROBES_PER_CHECK;
+        lost
     }
 }
 
@@ -415,38 +458,6 @@ fn requesting_qp(mad: &Mad, source: [u8; 16]) -> Option<PeerQp> {
 }
 
 impl ConnectionTable {
-    /// Asks the hosts of established connections whether the peers' processes exist. Returns the connections to hosts
-    /// where no process has the port. Other hosts answer by REJs for the processes that have ended.
-    fn probe_peers_and_collect_lost(&mut self) -> Vec<Arc<Connection>> {
-        let mut lost = Vec::new();
-        let mut one_per_process = HashMap::new();
-        let mut by_address: HashMap<Gids, Vec<Arc<Connection>>> = HashMap::new();
-        for connection in self.connections.values() {
-            if let Some(slot) = connection.established_peer_slot() {
-                let gids = connection.port_gids;
-                by_address.entry(gids).or_default().push(connection.clone());
-                one_per_process.insert((gids.remote, slot), connection.clone());
-            }
-        }
-        for (gids, connections) in &by_address {
-            if self.port_probes.is_peer_port_closed(*gids) {
-                one_per_process.retain(|(remote, _), _| *remote != gids.remote);
-                lost.extend_from_slice(connections);
-            }
-        }
-        self.port_probes
-            .retain(|gids| by_address.contains_key(gids));
-        let processes: BTreeSet<_> = one_per_process.keys().collect();
-        let first = self.next_probed_peer % processes.len().max(1);
-        let asked = processes.iter().cycle().skip(first);
-        let count = processes.len().min(MAX_MAD_PROBES_PER_CHECK);
-        for process in asked.take(count) {
-            one_per_process[*process].probe_peer();
-        }
-        self.next_probed_peer = first + count;
-        lost
-    }
-
     fn remove_ended(&mut self, ended: &[u32]) {
         if ended.is_empty() {
             return;
