@@ -20,7 +20,7 @@ use mio::{Interest, Registry, Token};
 /// `tcp-keepalive`.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(5);
 
-/// Number of connections that the kernel completes before they are accepted, at most `net.core.somaxconn`. Beyond it the
+/// Number of TCP connections that the kernel completes before they are accepted, at most `net.core.somaxconn`. Beyond it the
 /// kernel drops the first packet of a client, which tries again after one second. The standard library asks for 128.
 const BACKLOG: i32 = 4096;
 
@@ -50,6 +50,11 @@ pub trait Connection: Read + Write + Source + Send {
     /// Returns the interval of keep-alive messages; `None` if the system sends them.
     fn keep_alive_interval(&self) -> Option<Duration> {
         None
+    }
+
+    /// Returns true if the next read returns the end of the stream or an error, without a further event.
+    fn has_unreported_end(&self) -> bool {
+        false
     }
 
     /// Sends a keep-alive message to the peer.
@@ -146,7 +151,6 @@ impl ListenAddress {
             }
             Self::Unix(path) => {
                 let (listener, file) = SocketFile::listen(path)?;
-                rustix::net::listen(&listener, BACKLOG)?;
                 listener.set_nonblocking(true)?;
                 let listener = UnixListener::from_std(listener);
                 Ok(Box::new(UnixSocketListener { listener, file }))

@@ -175,7 +175,8 @@ impl ServedConnection {
             match self.connection.read(buffer) {
                 Ok(0) => self.peer_sends_no_more = true,
                 Ok(n) => {
-                    self.may_be_readable = n == buffer.len() || self.hung_up;
+                    self.may_be_readable =
+                        n == buffer.len() || self.hung_up || self.connection.has_unreported_end();
                     self.session.feed(&buffer[..n]);
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => self.may_be_readable = false,
@@ -220,6 +221,14 @@ impl ServedConnection {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
+        }
+        // A handshake has bytes of its own.
+        match self.connection.flush() {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                self.set_output_blocked(registry, true)?;
+                return Ok(false);
+            }
+            flushed => flushed?,
         }
         self.set_output_blocked(registry, false)?;
         self.sent_output_bytes = 0;

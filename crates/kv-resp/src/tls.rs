@@ -123,6 +123,8 @@ impl Listener for TlsListener {
             session: session.map_err(io::Error::other)?,
             socket,
             encrypted_bytes: 0,
+            has_ended: false,
+            error_after_bytes: None,
         }))
     }
 
@@ -154,6 +156,10 @@ struct TlsConnection {
     socket: Box<dyn Connection>,
     /// Number of bytes that are encrypted, while the caller of `write` has not been told so.
     encrypted_bytes: usize,
+    /// True if a read has found the end of the stream.
+    has_ended: bool,
+    /// The error that a read found after bytes.
+    error_after_bytes: Option<io::Error>,
 }
 
 impl TlsConnection {
@@ -177,8 +183,8 @@ impl TlsConnection {
             Err(e) => return Err(e),
         }
         let processed = self.session.process_new_packets();
-        // The answer of a handshake, or the alert that tells the client what was wrong. Without room in the socket it
-        // is sent with the next bytes.
+        // The answer of a handshake, or the alert that tells the client what was wrong. Without room in the socket the
+        // next flush sends it.
         match self.send_records() {
             Err(e) if e.kind() != ErrorKind::WouldBlock => return Err(e),
             _ => {}
@@ -188,24 +194,41 @@ impl TlsConnection {
     }
 }
 
-impl Connection for TlsConnection {}
+impl Connection for TlsConnection {
+    fn has_unreported_end(&self) -> bool {
+        self.has_ended || self.error_after_bytes.is_some()
+    }
+}
 
 impl Read for TlsConnection {
     /// Reads until the buffer is full, or the socket has no more bytes.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if let Some(error) = self.error_after_bytes.take() {
+            return Err(error);
+        }
         let mut done = 0;
         while done < into.len() {
             match self.session.reader().read(&mut into[done..]) {
-                Ok(0) => break,
+                Ok(0) => {
+                    self.has_ended = true;
+                    break;
+                }
                 Ok(n) => done += n,
                 // The client ended without a message, as Redis's clients do.
-                Err(e) if e.kind() == ErrorKind::UnexpectedEof => break,
+                Err(e) if e.kind() == ErrorKind::UnexpectedEof => {
+                    self.has_ended = true;
+                    break;
+                }
                 Err(e) if e.kind() != ErrorKind::WouldBlock => return Err(e),
                 Err(e) => match self.receive_records() {
                     Ok(true) => {}
                     Ok(false) if done == 0 => return Err(e),
                     Ok(false) => break,
-                    Err(e) => return Err(e),
+                    Err(e) if done == 0 => return Err(e),
+                    Err(e) => {
+                        self.error_after_bytes = Some(e);
+                        break;
+                    }
                 },
             }
         }

@@ -172,6 +172,28 @@ fn replies_wait_for_room_in_the_socket() {
 }
 
 #[test]
+fn a_client_that_ends_after_its_last_command_is_answered_and_closed() {
+    let authority = Authority::new();
+    let (_server, front) = start(&[authority.server_files()], &[any_tcp()]);
+    let socket = connect(&front);
+    let timeout = Some(std::time::Duration::from_secs(20));
+    socket.set_read_timeout(timeout).expect("a socket");
+    let client = authority.client(&rustls::version::TLS13, false);
+    let mut client = client.on(socket);
+    assert_eq!(ping(&mut client).expect("answers"), "+PONG\r\n");
+    // The command and the message that nothing follows come in one packet, and the socket stays open.
+    let StreamOwned { conn, sock } = client.get_mut();
+    conn.writer().write_all(b"PING\r\n").expect("memory");
+    conn.send_close_notify();
+    let mut bytes = Vec::new();
+    conn.write_tls(&mut bytes).expect("memory");
+    sock.write_all(&bytes).expect("it reads");
+    let mut rest = String::new();
+    client.read_to_string(&mut rest).expect("ends");
+    assert_eq!(rest, "+PONG\r\n");
+}
+
+#[test]
 fn a_client_without_tls_disturbs_nobody() {
     let authority = Authority::new();
     let (_server, front) = start(&[authority.server_files()], &[any_tcp()]);
