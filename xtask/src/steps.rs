@@ -15,8 +15,8 @@ pub(crate) enum StepGroup {
     /// The step runs before all other groups, one step at a time. Such steps use every processor,
     /// or build programs that other steps need.
     First,
-    /// The step runs on this machine after the first group, one step at a time, beside the other
-    /// groups.
+    /// The step runs on this machine after the first group, one step at a time, beside the virtual
+    /// machine.
     ThisMachine,
     /// The step runs in the virtual machine, which keeps one processor busy.
     VirtualMachine,

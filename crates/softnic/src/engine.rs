@@ -4,7 +4,7 @@
 //! Peers call the engine through the process's FIFO: after they have sent to an armed completion queue, or when they
 //! wait for this process. The engine watches a pidfd of every peer. Without pidfds, it checks ten times a second
 //! whether the peers exist. While a deadline runs (a receiver that is not ready, a peer that does not answer), and
-//! shortly after, it checks every millisecond. While a completion queue can be overrun and something happens there, it
+//! shortly after, it checks every millisecond (more rarely with more than 256 completion queues). While a completion queue can be overrun and something happens there, it
 //! checks that queue ten times a second. While packets are counted, it publishes the counters once a second. Otherwise
 //! it sleeps without limit.
 
@@ -139,17 +139,17 @@ fn run_engine(nic: &'static Nic) {
         if called {
             nic.this_process().drain_wake_fifo();
         }
-        let is_owed = limit.is_check_owed;
-        let look =
-            if !called && !is_owed && !packets_wait && !ticks && !watches_peers && ended.is_empty()
-            {
-                EngineCheckReason::OverrunWatch
-            } else if last_tick.elapsed() >= DEADLINE_CHECK_INTERVAL {
-                last_tick = Instant::now();
-                EngineCheckReason::Tick
-            } else {
-                EngineCheckReason::Called
-            };
+        let has_reason = called || packets_wait || ticks || watches_peers || !ended.is_empty();
+        let is_watch = !has_reason && !limit.is_check_owed;
+        let checks_all = !is_watch && (!ended.is_empty() || limit.begin_check_or_owe());
+        let look = if is_watch {
+            EngineCheckReason::OverrunWatch
+        } else if checks_all && last_tick.elapsed() >= DEADLINE_CHECK_INTERVAL {
+            last_tick = Instant::now();
+            EngineCheckReason::Tick
+        } else {
+            EngineCheckReason::Called
+        };
         watch = match look {
             EngineCheckReason::OverrunWatch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
             EngineCheckReason::Tick | EngineCheckReason::Called => PEER_CHECK_INTERVAL,
@@ -172,11 +172,12 @@ fn run_engine(nic: &'static Nic) {
         } else {
             process_arrivals_until_idle(nic);
         }
-        let checks_all = !died.is_empty() || limit.begin_check_or_owe();
         let mut waiting = if checks_all {
             let (count, waiting) = check_cqs(nic, look);
             limit.end_check(count);
             waiting
+        } else if is_watch {
+            check_cqs(nic, look).1
         } else {
             check_called_cqs(nic)
         };
@@ -189,7 +190,7 @@ fn run_engine(nic: &'static Nic) {
         if waiting {
             idle_ticks = 0;
             nic.is_engine_ticking.store(true, Ordering::Relaxed);
-        } else if checks_all && nic.is_engine_ticking.load(Ordering::Relaxed) {
+        } else if (checks_all || is_watch) && nic.is_engine_ticking.load(Ordering::Relaxed) {
             idle_ticks += 1;
             if idle_ticks >= TICKS_UNTIL_SLEEP {
                 nic.is_engine_ticking.store(false, Ordering::Relaxed);
