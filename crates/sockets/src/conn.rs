@@ -291,8 +291,9 @@ impl Conn {
         self.kept_errno.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes the kept error.
+    /// Takes the kept error, for a program that asks for it.
     pub(crate) fn take_kept_errno(&self) -> Option<i32> {
+        self.delays_next_reset.store(false, Ordering::SeqCst);
         match self.kept_errno.swap(0, Ordering::SeqCst) {
             0 => None,
             errno => Some(errno),
@@ -305,10 +306,16 @@ impl Conn {
             Ok(count) => *count == 0,
             Err(err) => err.raw_os_error() == Some(libc::ENOTCONN),
         };
-        if !is_end {
-            return got;
+        let got = if is_end {
+            self.take_kept_error().and(got)
+        } else {
+            got
+        };
+        if matches!(&got, Err(err) if err.raw_os_error() == Some(libc::ECONNRESET)) {
+            // The program knows of the reset: its next send fails.
+            self.delays_next_reset.store(false, Ordering::SeqCst);
         }
-        self.take_kept_error().and(got)
+        got
     }
 
     /// Resets the connection, of whose stream nobody knows any more how to read it.

@@ -133,9 +133,9 @@ pub fn demote_for_other_reads(fd: c_int) {
 /// Prepares a connection for `shutdown(2)`.
 pub fn before_shutdown(fd: c_int) {
     if let Some(conn) = descriptor_table::find_conn(fd) {
+        conn.demote(fd, NotRdmaReason::Shutdown);
         // A send after a shutdown fails at once.
         conn.delays_next_reset.store(false, Ordering::SeqCst);
-        conn.demote(fd, NotRdmaReason::Shutdown);
     }
 }
 

@@ -56,12 +56,7 @@ impl Conn {
         if to.is_empty() {
             return got;
         }
-        let got = self.kept_error_instead_of_end(got);
-        if matches!(&got, Err(err) if err.raw_os_error() == Some(libc::ECONNRESET)) {
-            // The program knows of the reset: its next send fails.
-            self.delays_next_reset.store(false, Ordering::SeqCst);
-        }
-        got
+        self.kept_error_instead_of_end(got)
     }
 
     fn recv_without_kept_error(

@@ -265,10 +265,12 @@ const RC_ACKNOWLEDGE: u8 = 17;
 
 /// Asserts that `packets` are four UC messages in each direction, each packet once.
 fn check_uc(packets: &[Captured]) {
-    let qpns: BTreeSet<u32> = packets.iter().map(|packet| packet.dest_qpn).collect();
-    assert_eq!(qpns.len(), 2, "{packets:?}");
-    for qpn in qpns {
-        let of = |packet: &&Captured| packet.dest_qpn == qpn;
+    // Queue pairs of two hosts may have the same number.
+    let direction = |packet: &Captured| (packet.src, packet.dest_qpn);
+    let directions: BTreeSet<_> = packets.iter().map(direction).collect();
+    assert_eq!(directions.len(), 2, "{packets:?}");
+    for one in directions {
+        let of = |packet: &&Captured| direction(packet) == one;
         let opcodes: Vec<u8> = packets.iter().filter(of).map(|p| p.opcode).collect();
         assert_eq!(opcodes, UC_SEND.repeat(4));
         let psns: Vec<u32> = packets.iter().filter(of).map(|p| p.psn).collect();
