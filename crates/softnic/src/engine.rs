@@ -4,9 +4,12 @@
 //! Peers call the engine through the process's FIFO: after they have sent to an armed completion queue, or when they
 //! wait for this process. The engine watches a pidfd of every peer. Without pidfds, it checks ten times a second
 //! whether the peers exist. While a deadline runs (a receiver that is not ready, a peer that does not answer), and
-//! shortly after, it checks every millisecond. With more than 256 completion queues it checks more rarely. While a completion queue can be overrun and something happens there, it
+//! shortly after, it checks every millisecond. While a completion queue can be overrun and something happens there, it
 //! checks that queue ten times a second. While packets are counted, it publishes the counters once a second. Otherwise
 //! it sleeps without limit.
+//!
+//! In a process with more than 256 completion queues, a check of all of them is followed by a pause. In the pause the
+//! engine checks only the queues for which a peer has called it.
 
 use std::io;
 use std::sync::Arc;

@@ -142,8 +142,8 @@ impl Connection {
         )
     }
 
-    /// Returns the process that has the peer's end, if the connection is established and the peer is a software NIC: the
-    /// slot in its communication id. Another peer's number means nothing.
+    /// Returns the slot of the process that has the peer's end, from the peer's communication id; `None` if the connection
+    /// is not established. Only a software NIC has a slot there: for another peer the number means nothing.
     pub(super) fn established_peer_slot(&self) -> Option<u32> {
         let inner = lock(&self.inner);
         inner

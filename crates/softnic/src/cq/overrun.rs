@@ -21,9 +21,8 @@ use crate::biased_lock::BiasedGuard;
 use crate::lock::lock;
 use crate::srq::Srq;
 
-/// Number of the engine's ticks in a row at which a queue holds too much until it is overrun: a quarter of a
-/// second. It is longer in a process with more than 256 queues. A
-/// runnable thread does not wait for a core that long, even on a machine with dozens of threads for each core. (A time
+/// Number of the engine's ticks in a row at which a queue holds too much until it is overrun: a quarter of a second. It
+/// is longer in a process with more than 256 queues. A runnable thread does not wait for a core that long, even on a machine with dozens of threads for each core. (A time
 /// slice is some milliseconds.) The time is short enough to show the error to a person who tests a program. A NIC
 /// allows no time at all.
 ///
