@@ -6,6 +6,7 @@
 //!
 //! - [`core_migration`]: the move of a polling thread away from the core of its peer.
 //! - [`flows`]: the queue pairs that get a packet.
+//! - [`peer_wakeup`]: the time at which a poller wakes the engines of its peers.
 //! - [`qp_state`]: the states of a queue pair, and its legal modifications.
 //! - [`retry_timeouts`]: the time after which a requester gives up.
 //! - [`rights`]: the access check of work requests.
@@ -17,6 +18,7 @@
 
 pub mod core_migration;
 pub mod flows;
+pub mod peer_wakeup;
 pub mod qp_state;
 pub mod retry_timeouts;
 pub mod rights;

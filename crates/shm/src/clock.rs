@@ -24,6 +24,25 @@ pub fn ticks() -> u64 {
     now_ns()
 }
 
+/// Returns [`ticks`] at a point that no load crosses: earlier loads have their values, and later ones have not begun.
+/// A call takes 20 to 60 ns.
+#[inline]
+#[must_use]
+pub fn ticks_between_loads() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::_mm_lfence;
+        // SAFETY: every x86-64 processor has the instruction.
+        unsafe { _mm_lfence() };
+        let now = ticks();
+        // SAFETY: as above.
+        unsafe { _mm_lfence() };
+        now
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    ticks()
+}
+
 /// Returns the number of [`ticks`] in a microsecond. The first call measures the tick rate, which takes 20 µs.
 #[must_use]
 pub fn ticks_per_us() -> u64 {

@@ -21,7 +21,6 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the software NIC maps segments of 4 GiB: it needs a 64-bit target");
 
-#[cfg(not(loom))]
 pub mod clock;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]

@@ -14,6 +14,7 @@ mod idle_throttle;
 mod migrate_thread;
 mod overrun;
 mod overrun_parking;
+mod peer_wakeup;
 mod sink;
 mod watch_parking;
 
@@ -24,6 +25,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use nic_core::peer_wakeup::PeerWakeupTimer;
 use verbs_abi::{ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::biased_lock::BiasedLock;
@@ -48,9 +50,6 @@ pub(crate) use sink::{ReceivedSend, WcSink};
 /// A poll checks at most this many queue pairs from the front of the list, and as many again from the round-robin
 /// cursor.
 const QPS_PER_SCAN_PART: usize = 16;
-/// Number of empty polls in a row after which peers that owe us progress are woken for the first time.
-const EMPTY_POLLS_UNTIL_PEER_WAKEUP: u32 = 4096;
-
 /// Number of empty polls in a row after which a poll reads the clock.
 const POLLS_PER_CLOCK_READ: u32 = 32;
 
@@ -89,9 +88,7 @@ pub(crate) struct CqState {
     pass_count: u32,
     /// Number of the next passes that begin with sends.
     sends_first_passes_left: u8,
-    empty_polls_until_peer_wakeup: u32,
-    /// Time of the first reading of the clock in the current row of empty polls.
-    idle_since_ns: Option<u64>,
+    peer_wakeup_timer: PeerWakeupTimer,
     /// The completions that make the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see this in
     /// `CqShared::armed_word`.
     armed_for: u32,
@@ -184,8 +181,7 @@ impl Cq {
                 empty_polls_in_row: 0,
                 pass_count: 0,
                 sends_first_passes_left: 0,
-                empty_polls_until_peer_wakeup: EMPTY_POLLS_UNTIL_PEER_WAKEUP,
-                idle_since_ns: None,
+                peer_wakeup_timer: PeerWakeupTimer::new(),
                 armed_for: ARMED_NO,
                 armed_at_pass: 0,
                 unreported_completion_count: 0,
@@ -290,9 +286,8 @@ impl Cq {
             if state
                 .empty_polls_in_row
                 .is_multiple_of(POLLS_PER_CLOCK_READ)
-                && state.check_peer_wakeup_due_and_back_off()
             {
-                state.wake_awaited_peers();
+                state.wake_starving_peers_if_due();
             }
             if state.empty_polls_in_row >= self.throttle_at_idle_polls.load(Ordering::Relaxed) {
                 drop(state);
@@ -301,8 +296,7 @@ impl Cq {
         } else {
             idle_throttle::reset_fruitless_polls();
             state.empty_polls_in_row = 0;
-            state.empty_polls_until_peer_wakeup = EMPTY_POLLS_UNTIL_PEER_WAKEUP;
-            state.idle_since_ns = None;
+            state.peer_wakeup_timer.reset();
         }
         sink.len()
     }
@@ -350,16 +344,14 @@ impl Cq {
         state.take_from_buffer(&mut sink);
         if sink.len() > 0 {
             state.empty_polls_in_row = 0;
-            state.empty_polls_until_peer_wakeup = EMPTY_POLLS_UNTIL_PEER_WAKEUP;
-            state.idle_since_ns = None;
+            state.peer_wakeup_timer.reset();
         } else {
             state.empty_polls_in_row = state.empty_polls_in_row.saturating_add(1);
             if state
                 .empty_polls_in_row
                 .is_multiple_of(POLLS_PER_CLOCK_READ)
-                && state.check_peer_wakeup_due_and_back_off()
             {
-                state.wake_awaited_peers();
+                state.wake_starving_peers_if_due();
             }
         }
         sink.len()

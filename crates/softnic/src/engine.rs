@@ -83,131 +83,229 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-fn run_engine(nic: &'static Nic) {
+fn run_engine(nic: &'static Nic) -> ! {
     shm::mem::declare_this_thread_the_engine();
-    let mut idle_ticks = 0;
-    let mut polls_seen = 0;
-    let mut last_tick = Instant::now();
-    let mut watch = PEER_CHECK_INTERVAL;
-    let mut tick = DEADLINE_CHECK_INTERVAL;
-    let mut limit = FullCheckLimit::default();
+    let mut engine = Engine::new(nic);
     loop {
-        let peers = nic.fabric.opened_peers();
-        // Threads of the program take the packets themselves while they poll for them.
-        let polls = nic.packet_path.program_check_count();
-        let program_polls = std::mem::replace(&mut polls_seen, polls) != polls;
-        let packets = nic.packet_path.readiness_fd().filter(|_| !program_polls);
-        let mut fds = vec![PollFd::new(nic.this_process().wake_fifo(), PollFlags::IN)];
-        let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
-        fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
-        fds.extend(packets.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let ticks = nic.is_engine_ticking.load(Ordering::Relaxed);
-        let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
-        let timeout = if program_polls || registry::objects_of_nic(nic).has_owed_answers() {
-            // A program that polls no more may have left acknowledgements.
-            Some(tick)
-        } else if ticks {
-            Some(DEADLINE_CHECK_INTERVAL)
-        } else {
-            let checks_cqs = nic.overrun_checked_cq_count.load(Ordering::Relaxed) != 0;
-            let of_peers = watches_peers.then_some(PEER_CHECK_INTERVAL);
-            of_peers.or_else(|| checks_cqs.then_some(watch))
-        };
-        let timeout = timeout
-            .into_iter()
-            .chain(nic.packet_path.publish_counters_if_due())
-            .chain(limit.time_until_owed_check())
-            .min();
-        match poll(&mut fds, timeout.map(to_timespec).as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => {
-                tracing::error!("the engine cannot wait: {e}");
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
-        }
-        let called = fds.first().is_some_and(|f| !f.revents().is_empty());
-        let packets_wait = packets.is_some() && fds.last().is_some_and(|f| !f.revents().is_empty());
-        tick = if packets_wait {
-            MISSED_PACKET_CHECK_INTERVAL
-        } else {
-            DEADLINE_CHECK_INTERVAL.min(tick * 2)
-        };
-        let mut signs = fds.iter().skip(1).map(|f| !f.revents().is_empty());
-        let has_ended = |peer: &&Arc<Peer>| match peer.pidfd {
-            Some(_) => signs.next() == Some(true),
-            None => peer.kernel_says_ended(),
-        };
-        let ended: Vec<_> = peers.iter().filter(has_ended).collect();
-        drop(fds);
-        if called {
-            nic.this_process().drain_wake_fifo();
-        }
-        let has_reason = called || packets_wait || ticks || watches_peers || !ended.is_empty();
-        let is_watch = !has_reason && !limit.is_check_owed;
-        let checks_all = !is_watch && (!ended.is_empty() || limit.begin_check_or_owe());
-        let look = if is_watch {
-            EngineCheckReason::OverrunWatch
-        } else if checks_all && last_tick.elapsed() >= DEADLINE_CHECK_INTERVAL {
-            last_tick = Instant::now();
-            EngineCheckReason::Tick
-        } else {
-            EngineCheckReason::Called
-        };
-        watch = match look {
-            EngineCheckReason::OverrunWatch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
-            EngineCheckReason::Tick | EngineCheckReason::Called => PEER_CHECK_INTERVAL,
-        };
-        if !ended.is_empty() {
-            nic.packet_path.forget_ended_processes();
-        }
-        let died: Vec<usize> = ended.iter().map(|peer| peer.slot).collect();
-        for peer in ended {
-            tracing::debug!("process {} of the fabric has ended", peer.pid);
-            peer.mark_dead();
-            nic.fabric.forget_ended_peer(peer);
-            nic.peer_mappings
-                .drop_unused(|incarnation| incarnation == peer.incarnation);
-        }
+        let wakeup = engine.sleep();
+        let checks = engine.choose_checks(&wakeup);
+        forget_ended_peers(nic, &wakeup.ended_peers);
         registry::objects_of_nic(nic).raise_device_fatal_for_imported_contexts();
-        if program_polls {
+        if wakeup.program_polls {
             // An engine that is held up while it delivers packets would hold up the polls.
             nic.process_arrived_connection_notices();
         } else {
             process_arrivals_until_idle(nic);
         }
-        let mut waiting = if checks_all {
-            let (count, waiting) = check_cqs(nic, look);
-            limit.end_check(count);
-            waiting
-        } else if is_watch {
-            check_cqs(nic, look).1
-        } else {
-            check_called_cqs(nic)
-        };
-        waiting |= continue_held_back_work(nic);
-        for slot in died {
+        let waiting = engine.check(checks) | continue_held_back_work(nic);
+        for peer in &wakeup.ended_peers {
             for cq in registry::objects_of_nic(nic).all_cqs() {
-                cq.write_tokens_owed_by(slot);
+                cq.write_tokens_owed_by(peer.slot);
             }
         }
-        if waiting {
-            idle_ticks = 0;
-            nic.is_engine_ticking.store(true, Ordering::Relaxed);
-        } else if (checks_all || is_watch) && nic.is_engine_ticking.load(Ordering::Relaxed) {
-            idle_ticks += 1;
-            if idle_ticks >= TICKS_UNTIL_SLEEP {
-                nic.is_engine_ticking.store(false, Ordering::Relaxed);
-                // SYNC POINT T: a thread may have held back a WR and not called because of the ticks. It did so before
-                // this point, so the WR is found now. A thread that does so later calls the engine.
-                membarrier::membarrier_all_processes();
-                let (count, mut waiting) = check_cqs(nic, EngineCheckReason::Called);
-                limit.end_check(count);
-                waiting |= continue_held_back_work(nic);
-                nic.is_engine_ticking.store(waiting, Ordering::Relaxed);
-                idle_ticks = 0;
-            }
-        }
+        engine.start_or_stop_ticking(waiting, checks);
         nic.free_retired_rings();
+    }
+}
+
+/// The state of the engine between two rounds.
+struct Engine {
+    nic: &'static Nic,
+    /// Number of checks for packets by threads of the program, as of the last sleep.
+    program_checks_seen: u64,
+    last_tick: Instant,
+    /// Number of ticks in a row without a deadline.
+    idle_ticks: u32,
+    /// Interval of the checks of completion queues that can be overrun.
+    overrun_watch_interval: Duration,
+    /// Interval of the checks while the program polls for packets, or owes answers to them.
+    packet_check_interval: Duration,
+    full_check_limit: FullCheckLimit,
+}
+
+/// The reasons for which the engine has woken.
+struct Wakeup {
+    was_called: bool,
+    packets_wait: bool,
+    /// A deadline ran when the engine went to sleep.
+    was_ticking: bool,
+    /// The engine has to ask the kernel for the ends of its peers.
+    watches_peers: bool,
+    /// Threads of the program poll for packets.
+    program_polls: bool,
+    ended_peers: Vec<Arc<Peer>>,
+}
+
+/// The completion queues that a round checks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CqChecks {
+    All(EngineCheckReason),
+    /// Those that can be overrun.
+    OverrunWatch,
+    /// Those for which a peer has called the engine.
+    Called,
+}
+
+impl Engine {
+    fn new(nic: &'static Nic) -> Self {
+        Self {
+            nic,
+            program_checks_seen: 0,
+            last_tick: Instant::now(),
+            idle_ticks: 0,
+            overrun_watch_interval: PEER_CHECK_INTERVAL,
+            packet_check_interval: DEADLINE_CHECK_INTERVAL,
+            full_check_limit: FullCheckLimit::default(),
+        }
+    }
+
+    /// Sleeps until a peer calls or ends, packets arrive, or a check is due.
+    fn sleep(&mut self) -> Wakeup {
+        let nic = self.nic;
+        let peers = nic.fabric.opened_peers();
+        // Threads of the program take the packets themselves while they poll for them.
+        let checks = nic.packet_path.program_check_count();
+        let program_polls = std::mem::replace(&mut self.program_checks_seen, checks) != checks;
+        let packets = nic.packet_path.readiness_fd().filter(|_| !program_polls);
+        let mut fds = vec![PollFd::new(nic.this_process().wake_fifo(), PollFlags::IN)];
+        let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
+        fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
+        fds.extend(packets.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let was_ticking = nic.is_engine_ticking.load(Ordering::Relaxed);
+        let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
+        let timeout = self.time_until_check(program_polls, was_ticking, watches_peers);
+        match poll(&mut fds, timeout.map(to_timespec).as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                tracing::error!("the engine cannot wait: {e}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let was_called = fds.first().is_some_and(|f| !f.revents().is_empty());
+        let packets_wait = packets.is_some() && fds.last().is_some_and(|f| !f.revents().is_empty());
+        let mut signs = fds.iter().skip(1).map(|f| !f.revents().is_empty());
+        let has_ended = |peer: &&Arc<Peer>| match peer.pidfd {
+            Some(_) => signs.next() == Some(true),
+            None => peer.kernel_says_ended(),
+        };
+        let ended_peers = peers.iter().filter(has_ended).cloned().collect();
+        self.packet_check_interval = if packets_wait {
+            MISSED_PACKET_CHECK_INTERVAL
+        } else {
+            DEADLINE_CHECK_INTERVAL.min(self.packet_check_interval * 2)
+        };
+        if was_called {
+            nic.this_process().drain_wake_fifo();
+        }
+        Wakeup {
+            was_called,
+            packets_wait,
+            was_ticking,
+            watches_peers,
+            program_polls,
+            ended_peers,
+        }
+    }
+
+    /// Returns the time after which the engine wakes by itself; `None` if never.
+    fn time_until_check(
+        &self,
+        program_polls: bool,
+        is_ticking: bool,
+        watches_peers: bool,
+    ) -> Option<Duration> {
+        let nic = self.nic;
+        let of_cqs = if program_polls || registry::objects_of_nic(nic).has_owed_answers() {
+            // A program that polls no more may have left acknowledgements.
+            Some(self.packet_check_interval)
+        } else if is_ticking {
+            Some(DEADLINE_CHECK_INTERVAL)
+        } else if watches_peers {
+            Some(PEER_CHECK_INTERVAL)
+        } else {
+            let checks_cqs = nic.overrun_checked_cq_count.load(Ordering::Relaxed) != 0;
+            checks_cqs.then_some(self.overrun_watch_interval)
+        };
+        of_cqs
+            .into_iter()
+            .chain(nic.packet_path.publish_counters_if_due())
+            .chain(self.full_check_limit.time_until_owed_check())
+            .min()
+    }
+
+    fn choose_checks(&mut self, wakeup: &Wakeup) -> CqChecks {
+        let any_ended = !wakeup.ended_peers.is_empty();
+        let has_reason = wakeup.was_called
+            || wakeup.packets_wait
+            || wakeup.was_ticking
+            || wakeup.watches_peers
+            || any_ended;
+        if !has_reason && !self.full_check_limit.is_check_owed {
+            self.overrun_watch_interval =
+                MAX_CQ_CHECK_INTERVAL.min(self.overrun_watch_interval * 2);
+            return CqChecks::OverrunWatch;
+        }
+        self.overrun_watch_interval = PEER_CHECK_INTERVAL;
+        if !any_ended && !self.full_check_limit.begin_check_or_owe() {
+            return CqChecks::Called;
+        }
+        if self.last_tick.elapsed() < DEADLINE_CHECK_INTERVAL {
+            return CqChecks::All(EngineCheckReason::Called);
+        }
+        self.last_tick = Instant::now();
+        CqChecks::All(EngineCheckReason::Tick)
+    }
+
+    /// Checks completion queues. Returns true if a deadline runs.
+    fn check(&mut self, checks: CqChecks) -> bool {
+        match checks {
+            CqChecks::All(reason) => {
+                let (count, waiting) = check_cqs(self.nic, reason);
+                self.full_check_limit.end_check(count);
+                waiting
+            }
+            CqChecks::OverrunWatch => check_cqs(self.nic, EngineCheckReason::OverrunWatch).1,
+            CqChecks::Called => check_called_cqs(self.nic),
+        }
+    }
+
+    /// Lets the engine wake every millisecond while a deadline runs, and for some ticks after that.
+    fn start_or_stop_ticking(&mut self, waiting: bool, checks: CqChecks) {
+        let is_engine_ticking = &self.nic.is_engine_ticking;
+        if waiting {
+            self.idle_ticks = 0;
+            is_engine_ticking.store(true, Ordering::Relaxed);
+            return;
+        }
+        if checks == CqChecks::Called || !is_engine_ticking.load(Ordering::Relaxed) {
+            return;
+        }
+        self.idle_ticks += 1;
+        if self.idle_ticks < TICKS_UNTIL_SLEEP {
+            return;
+        }
+        is_engine_ticking.store(false, Ordering::Relaxed);
+        // SYNC POINT T: a thread may have held back a WR and not called because of the ticks. It did so before
+        // this point, so the WR is found now. A thread that does so later calls the engine.
+        membarrier::membarrier_all_processes();
+        let still_waiting = self.check(CqChecks::All(EngineCheckReason::Called))
+            | continue_held_back_work(self.nic);
+        is_engine_ticking.store(still_waiting, Ordering::Relaxed);
+        self.idle_ticks = 0;
+    }
+}
+
+/// Releases what the NIC keeps for processes that have ended.
+fn forget_ended_peers(nic: &'static Nic, ended: &[Arc<Peer>]) {
+    if !ended.is_empty() {
+        nic.packet_path.forget_ended_processes();
+    }
+    for peer in ended {
+        tracing::debug!("process {} of the fabric has ended", peer.pid);
+        peer.mark_dead();
+        nic.fabric.forget_ended_peer(peer);
+        nic.peer_mappings
+            .drop_unused(|incarnation| incarnation == peer.incarnation);
     }
 }
 

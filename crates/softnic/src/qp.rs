@@ -4,10 +4,11 @@ mod connect;
 mod modify;
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use ::faults::QueuePairIds;
+use nic_core::peer_wakeup::AwaitedPeer;
 use nic_core::retry_timeouts::total_rnr_wait_ns;
 use verbs_abi::*;
 
@@ -485,6 +486,11 @@ impl Qp {
     #[inline]
     pub(crate) fn wake_awaited_peer(&self) {
         send::wake_awaited_peer(self);
+    }
+
+    #[inline]
+    pub(crate) fn wake_awaited_peer_unless_it_takes_messages(&self) -> AwaitedPeer {
+        send::wake_awaited_peer_unless_it_takes_messages(self)
     }
 
     /// Opens a ring that a peer has made for this queue pair.

@@ -37,7 +37,9 @@
 //! [`InvalidRingValue`].
 
 mod consumer;
+mod consumer_distance;
 mod producer;
+mod record_writer;
 
 use std::marker::PhantomData;
 
@@ -45,6 +47,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 pub use consumer::{Consumer, ConsumerRun};
 pub use producer::{Producer, ProducerRun};
+pub use record_writer::{RecordWriter, WriteInPlace, WriteTogether};
 
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 16;

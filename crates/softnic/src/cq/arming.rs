@@ -110,6 +110,7 @@ impl Cq {
         while state.fill_completion_buffer(depth).0 > 0 {}
         self.report_event_outside_engine(&mut state);
         let armed = self.armed_word();
+        let was_armed = state.armed_for != ARMED_NO;
         // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
         if state.armed_for != ARMED_ANY {
             state.armed_for = if solicited_only {
@@ -125,14 +126,14 @@ impl Cq {
         }
         state.armed_at_pass = state.pass_count;
         armed.fence_after_change();
-        // Completions up to now are no reason for an event. The engine, kept out by the lock, must not take them for
-        // new ones. But completions that a peer has signaled have an event.
+        // Without an earlier arming, completions up to now are no reason for an event. The engine, kept out by the lock,
+        // must not take them for new ones. But completions that a peer has signaled have an event.
         let mut filled = 0;
         while let (n @ 1.., _) = state.fill_completion_buffer(depth) {
             filled += n;
         }
         // The receive queues may have too few RECVs now.
-        if filled > 0 && armed.forbid_program_wakes() {
+        if filled > 0 && (armed.forbid_program_wakes() || was_armed) {
             self.report_event_outside_engine(&mut state);
         }
         if state.event_held_by_moderation_since_ns.is_none() {

@@ -2,12 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{CqState, EMPTY_POLLS_UNTIL_PEER_WAKEUP, PASSES_PER_CLOSED_RING_CHECK, WcSink};
+use super::{CqState, PASSES_PER_CLOSED_RING_CHECK, WcSink};
 use crate::recv::round_robin;
 
-/// Time of empty polls, in nanoseconds, after which peers that owe us progress are woken for the first time. It is for
-/// a program that rarely runs between its polls.
-const EMPTY_TIME_UNTIL_PEER_WAKEUP_NS: u64 = 1_000_000;
 /// Unsignaled sends are checked once in this many empty polls.
 const POLLS_PER_UNSIGNALED_CHECK: u32 = 64;
 /// Number of polls in a row that begin with sends after receives alone have filled a poll, as long as sends fill them.
@@ -212,33 +209,6 @@ impl CqState {
                 .qp()
                 .index_in_recv_cq
                 .store(place, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns true if a peer that does not poll is to be woken, so that its engine serves this queue. Does so ever
-    /// more rarely.
-    #[inline(never)]
-    pub(super) fn check_peer_wakeup_due_and_back_off(&mut self) -> bool {
-        let now = shm::clock::now_ns();
-        let since = *self.idle_since_ns.get_or_insert(now);
-        let (polls, time) = (self.empty_polls_in_row, now - since);
-        // The limit counts polls and time: 4,096 polls take from 50 us to minutes, on a machine with more work than
-        // cores.
-        let wait = u64::from(self.empty_polls_until_peer_wakeup / EMPTY_POLLS_UNTIL_PEER_WAKEUP)
-            * EMPTY_TIME_UNTIL_PEER_WAKEUP_NS;
-        let starving = polls >= self.empty_polls_until_peer_wakeup || time >= wait;
-        if starving {
-            self.empty_polls_until_peer_wakeup =
-                self.empty_polls_until_peer_wakeup.saturating_mul(2);
-        }
-        starving
-    }
-
-    /// Wakes the engines of the peers whose progress the queue pairs of this queue wait for.
-    #[cold]
-    pub(super) fn wake_awaited_peers(&self) {
-        for qp in &self.sending_qps {
-            qp.wake_awaited_peer();
         }
     }
 }

@@ -263,6 +263,8 @@ impl Qp {
         }
         control.peer_flow = None;
         control.attr = ibv_qp_attr::zeroed();
+        // With the fence in `fail_refused_request`: a sender that reads these attributes finds the new epoch.
+        fence(Ordering::Release);
         self.publish_attributes(control);
     }
 }

@@ -26,7 +26,7 @@ mod ud;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use ::faults::WorkRequestFault;
 use nic_core::qp_state::ack_timeout_ns;
@@ -84,6 +84,7 @@ pub(crate) use post::{post_send, post_send_all_or_none, post_send_under_faults, 
 pub(crate) use progress::{
     complete_finished_sends, free_place_of_polled_completion, publish_traffic,
     publish_traffic_if_send_queue_free, send_waiting_multi_receiver_datagrams, wake_awaited_peer,
+    wake_awaited_peer_unless_it_takes_messages,
 };
 pub(crate) use queue::{SendQueue, SendWork, WrError};
 pub(crate) use single_send::{is_single_send, post_unless_general_path_needed as post_single_send};

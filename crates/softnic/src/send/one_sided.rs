@@ -192,6 +192,8 @@ fn pd_number_of_xrc_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
 
 /// Returns the outcome of a request that the responder refuses. On RC both sides fail; on UC the request is dropped
 /// (IBTA vol. 1, 9.9.3).
+///
+/// A queue pair that is reset or moved to ERR while this thread checks a request refuses nothing: it is silent.
 #[cold]
 pub(super) fn fail_refused_request(
     qp: &Qp,
@@ -201,6 +203,14 @@ pub(super) fn fail_refused_request(
     if qp.qp_type != QpType::Rc {
         why::report_refused_request(qp.qpn, "lost a request, since its transport is unreliable");
         return ExecutionResult::Done(0);
+    }
+    // With the fence in `Qp::reset`: attributes and rights of a queue pair that has been reset show that it was reset.
+    fence(Ordering::Acquire);
+    let dest = out.peer.segment.qp(out.dest_qp_index);
+    if !dest.is_some_and(|dest| is_same_ready_qp(dest, out.dest_epoch, qp.qpn)) {
+        // The work request does not fail for the cause that its check has noted.
+        why::take_last_cause();
+        return ExecutionResult::NotPossibleYet;
     }
     out.target_qp().fail_for_refused_request(status);
     ExecutionResult::Failed(status)

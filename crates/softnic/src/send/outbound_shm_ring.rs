@@ -24,7 +24,7 @@ pub(super) struct OutboundShmRing {
     /// The port of the receiving queue pair, to count its datagrams.
     pub(super) dest_port: DestinationPort,
     /// Position up to which the receiver had consumed the ring at the last call of
-    /// [`does_receiver_take_messages_itself`](OutboundShmRing::does_receiver_take_messages_itself).
+    /// [`has_program_taken_messages`](OutboundShmRing::has_program_taken_messages).
     pub(super) consumed_at_last_check: u64,
 }
 
@@ -127,14 +127,10 @@ impl OutboundShmRing {
         }
     }
 
-    /// Returns true if a thread of the receiving program takes the messages of this ring, so that its engine need not be
-    /// woken to take them.
-    ///
-    /// If the receiver's CQ is armed and has a channel, the sender knows whether its messages have woken a thread.
-    /// Otherwise the receiver may poll or may do something else; then a ring that the program has advanced since the
-    /// last call is the sign that it polls. An advance by the receiver's engine, which somebody has woken, is none.
+    /// Returns true if the receiving program has taken messages of this ring since the last call. Messages that the
+    /// receiver's engine has taken, which somebody has woken, do not count.
     #[cold]
-    pub(super) fn does_receiver_take_messages_itself(&mut self, nic: &Nic) -> bool {
+    pub(super) fn has_program_taken_messages(&mut self, nic: &Nic) -> bool {
         let consumed = self
             .ring_producer
             .refresh_consumer_head()
@@ -143,8 +139,18 @@ impl OutboundShmRing {
             // The load of the head has acquired what the engine stored before it.
             header.head_stored_by_engine.load(Ordering::Relaxed) == consumed
         });
-        let has_advanced = consumed != self.consumed_at_last_check && !by_engine;
-        self.consumed_at_last_check = consumed;
+        std::mem::replace(&mut self.consumed_at_last_check, consumed) != consumed && !by_engine
+    }
+
+    /// Returns true if a thread of the receiving program takes the messages of this ring, so that its engine need not be
+    /// woken to take them.
+    ///
+    /// If the receiver's CQ is armed and has a channel, the sender knows whether its messages have woken a thread.
+    /// Otherwise the receiver may poll or may do something else; then messages that its program has taken are the sign
+    /// that it polls.
+    #[cold]
+    pub(super) fn does_receiver_take_messages_itself(&mut self, nic: &Nic) -> bool {
+        let has_advanced = self.has_program_taken_messages(nic);
         let Some(cq) = self.peer.segment.cq(self.dest_cq_index) else {
             return false;
         };

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use ::faults::{PeerIds, WorkRequestFacts, operation_of_opcode};
+use nic_core::peer_wakeup::AwaitedPeer;
 
 use super::*;
+use crate::biased_lock::BiasedGuard;
 use crate::faults;
 use crate::multicast;
 
@@ -396,17 +398,44 @@ pub(crate) fn send_waiting_multi_receiver_datagrams(qp: &Qp) {
 /// Wakes the engine of the peer that the oldest WR waits for.
 #[cold]
 pub(crate) fn wake_awaited_peer(qp: &Qp) {
-    if qp.send_poll_work.load(Ordering::Relaxed) == SendWork::None as u8 {
-        return;
+    if let Some(mut sq) = lock_if_wrs_wait(qp) {
+        if let Some(d) = sq.deferred_wrs.front() {
+            wake_receivers_of_deferred_wr(qp, &sq, d);
+        } else {
+            wake_receiver_of_pending_wrs(qp, &mut sq);
+        }
     }
-    let Some(mut sq) = qp.sq.try_lock_unless_in_steady_use() else {
-        return;
+}
+
+/// Wakes the engine of the peer that the oldest WR waits for, unless the peer's program has taken messages since the
+/// last call.
+#[cold]
+pub(crate) fn wake_awaited_peer_unless_it_takes_messages(qp: &Qp) -> AwaitedPeer {
+    let Some(mut sq) = lock_if_wrs_wait(qp) else {
+        return AwaitedPeer::None;
     };
-    if let Some(d) = sq.deferred_wrs.front() {
-        wake_receivers_of_deferred_wr(qp, &sq, d);
+    let sq = &mut *sq;
+    if let Some(out) = &mut sq.peer_ring
+        && !(sq.deferred_wrs.is_empty() && sq.pending_wqes.is_empty())
+    {
+        if out.has_program_taken_messages(qp.nic) {
+            return AwaitedPeer::TakesMessages;
+        }
+        out.peer.wake_engine();
+    } else if let Some(d) = sq.deferred_wrs.front() {
+        wake_receivers_of_deferred_wr(qp, sq, d);
     } else {
-        wake_receiver_of_pending_wrs(qp, &mut sq);
+        return AwaitedPeer::None;
     }
+    AwaitedPeer::Woken
+}
+
+/// Locks the send queue if a poll of it has work to do. `None` if it has none, or if another thread uses the queue.
+fn lock_if_wrs_wait(qp: &Qp) -> Option<BiasedGuard<'_, SendQueue>> {
+    if qp.send_poll_work.load(Ordering::Relaxed) == SendWork::None as u8 {
+        return None;
+    }
+    qp.sq.try_lock_unless_in_steady_use()
 }
 
 /// Wakes the engines of the processes that a WR is addressed to.

@@ -43,8 +43,11 @@ pub(crate) fn read_rendezvous_payload_and_send_fin(
             is_followed_by_message: false,
         };
         match execute_read(qp, sq, &view, pd) {
-            Ok(ExecutionResult::NotPossibleYet) | Err(ExecutionResult::NotPossibleYet) => {
-                return Ok(false);
+            Ok(ExecutionResult::NotPossibleYet) => return Ok(false),
+            // The sender's queue pair is not connected any more.
+            Err(ExecutionResult::NotPossibleYet) => {
+                why::note_cause(why_peer_is_silent(qp, sq));
+                return Err(IBV_WC_RETRY_EXC_ERR);
             }
             Err(ExecutionResult::Failed(status)) => return Err(status),
             Ok(_) | Err(_) => *is_read = true,

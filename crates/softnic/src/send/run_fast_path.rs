@@ -8,12 +8,13 @@
 use std::sync::atomic::Ordering;
 
 use nic_core::rights::{Access, authorize_region};
+use shm::fabric::ring::{RecordWriter, WriteInPlace, WriteTogether};
 use verbs_abi::*;
 
 use super::traffic::{DestinationPort, ShortMessageKind};
 use super::{
     FLAG_SOLICITED, MAX_COPIED_PAYLOAD_BYTES, OutboundShmRing, RecordKind, SUCCESS_BYTE, SendQueue,
-    SendWqe, code_as_byte, is_same_ready_qp, make_record_header, recent_ud_ring_index,
+    SendWqe, UdRings, code_as_byte, is_same_ready_qp, make_record_header, recent_ud_ring_index,
     responder_memory_rights,
 };
 use crate::ah::Ah;
@@ -39,11 +40,11 @@ pub(super) unsafe fn execute_run(
             if first.opcode > IBV_WR_SEND_WITH_IMM || !open_ud_ring(qp, sq, first) {
                 return wr;
             }
-            return execute_sends::<true>(qp, sq, wr);
+            return execute_sends_to_near_or_far_core::<true>(qp, sq, wr);
         }
         match first.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM if can_peer_receive(qp, sq.peer_ring.as_ref()) => {
-                execute_sends::<false>(qp, sq, wr)
+                execute_sends_to_near_or_far_core::<false>(qp, sq, wr)
             }
             IBV_WR_RDMA_WRITE
                 if !sq.pending_wqes.has_wrs_pending_at_receiver()
@@ -113,15 +114,12 @@ struct PayloadSource<'a> {
 /// # Safety
 /// `wr` is as `ibv_post_send(3)` describes it.
 #[inline(always)]
-pub(super) unsafe fn inline_payload(
-    wr: &ibv_send_wr,
-    max_inline: usize,
-) -> Option<(*const u8, usize)> {
+unsafe fn inline_payload(wr: &ibv_send_wr, max_inline: usize) -> Option<(*const u8, usize)> {
     match wr.num_sge {
         0 => Some((std::ptr::null(), 0)),
         1 if wr.send_flags & IBV_SEND_INLINE != 0 => {
             // SAFETY: contract of this function.
-            let sge = unsafe { only_sge_if_aligned(wr) }?;
+            let sge = unsafe { first_sge_if_aligned(wr) }?;
             let len = sge.length as usize;
             let src = std::ptr::with_exposed_provenance(sge.addr as usize);
             (len <= max_inline).then_some((src, len))
@@ -130,17 +128,17 @@ pub(super) unsafe fn inline_payload(
     }
 }
 
-/// Returns the SGE of a work request that has one. `None` if the SGE is not aligned, as in a packed structure.
+/// Returns the first SGE of a work request that has one. `None` if the SGE is not aligned, as in a packed structure.
 ///
 /// # Safety
 /// `wr` is as `ibv_post_send(3)` describes it.
 #[inline(always)]
-unsafe fn only_sge_if_aligned(wr: &ibv_send_wr) -> Option<&ibv_sge> {
+pub(super) unsafe fn first_sge_if_aligned(wr: &ibv_send_wr) -> Option<&ibv_sge> {
     let sge = wr.sg_list.cast_const();
     if !sge.is_aligned() {
         return None;
     }
-    // SAFETY: `sg_list` points to one SGE (contract), or is null.
+    // SAFETY: `sg_list` points to an SGE (contract), or is null.
     unsafe { sge.as_ref() }
 }
 
@@ -157,7 +155,7 @@ impl PayloadSource<'_> {
             return unsafe { inline_payload(wr, self.max_inline_bytes) };
         }
         // SAFETY: contract of this function.
-        let sge = unsafe { only_sge_if_aligned(wr) }?;
+        let sge = unsafe { first_sge_if_aligned(wr) }?;
         let len = sge.length as usize;
         if len == 0 || len > MAX_COPIED_PAYLOAD_BYTES {
             return None;
@@ -171,23 +169,54 @@ impl PayloadSource<'_> {
     }
 }
 
+/// Returns the ring to the destination of a run of SENDs.
+#[inline(always)]
+fn destination_ring<'a, const UD: bool>(
+    ud_rings: &'a mut UdRings,
+    peer_ring: &'a mut Option<OutboundShmRing>,
+) -> Option<&'a mut OutboundShmRing> {
+    if UD {
+        let open = ud_rings.open_postlist_ring_index;
+        open.and_then(|i| ud_rings.rings.get_mut(i))
+            .and_then(Option::as_mut)
+    } else {
+        peer_ring.as_mut()
+    }
+}
+
+/// Executes SENDs to one destination, from `wr` on, in the way that suits the distance of the receiver's core.
+///
+/// # Safety
+/// As for [`execute_run`].
+#[inline(always)]
+unsafe fn execute_sends_to_near_or_far_core<const UD: bool>(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    wr: *mut ibv_send_wr,
+) -> *mut ibv_send_wr {
+    let ring = destination_ring::<UD>(&mut sq.ud_rings, &mut sq.peer_ring);
+    let is_far = ring.is_some_and(|ring| ring.ring_producer.is_consumer_far());
+    // SAFETY: contract of this function.
+    unsafe {
+        if is_far {
+            execute_sends::<UD, WriteTogether>(qp, sq, wr)
+        } else {
+            execute_sends::<UD, WriteInPlace>(qp, sq, wr)
+        }
+    }
+}
+
 /// Executes SENDs to one destination, from `wr` on.
 ///
 /// # Safety
 /// As for [`execute_run`].
 #[inline(never)]
-unsafe fn execute_sends<const UD: bool>(
+unsafe fn execute_sends<const UD: bool, W: RecordWriter>(
     qp: &Qp,
     sq: &mut SendQueue,
     mut wr: *mut ibv_send_wr,
 ) -> *mut ibv_send_wr {
-    let ring = if UD {
-        let open = sq.ud_rings.open_postlist_ring_index;
-        open.and_then(|i| sq.ud_rings.rings.get_mut(i))
-            .and_then(Option::as_mut)
-    } else {
-        sq.peer_ring.as_mut()
-    };
+    let ring = destination_ring::<UD>(&mut sq.ud_rings, &mut sq.peer_ring);
     let Some(ring) = ring else { return wr };
     let mut source = PayloadSource {
         qp,
@@ -198,7 +227,7 @@ unsafe fn execute_sends<const UD: bool>(
     // SAFETY: the member of the union for UD, plain values.
     let to = unsafe { (*wr).wr.ud };
     let own_qkey = qp.qkey.load(Ordering::Relaxed);
-    let mut run = ring.ring_producer.begin_run();
+    let mut run = ring.ring_producer.begin_run::<W>();
     let mut solicited = false;
     let mut immediates = 0;
     // Local variables stay in registers; fields would be loaded again after each store to the ring.

@@ -28,7 +28,8 @@ pub(crate) fn record_refusal_reason<T: Display>(reason: impl FnOnce() -> T) {
 /// Reports a verb outside the data path that was refused with `errno`.
 #[cold]
 pub(crate) fn report_refused_verb(verb: &str, errno: i32) {
-    if !prints_each_failure() {
+    // `ENODATA` is an answer: the entry of the GID table is empty. Programs read the whole table.
+    if !prints_each_failure() || errno == libc::ENODATA {
         return;
     }
     let reason = LAST_REFUSAL_REASON.with_borrow_mut(Option::take);

@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use super::consumer_distance::ConsumerDistance;
+use super::record_writer::Lap;
 use super::*;
 
 /// The sending side of a ring.
@@ -21,6 +23,7 @@ struct ProducerCursor {
     unpublished_first: Option<(u64, u64)>,
     /// Position of the consumer when the producer last read `head`.
     last_read_consumer_head: u64,
+    consumer_distance: ConsumerDistance,
     equal_size_records: EqualSizeRun,
     /// End position of the place that [`Producer::place_for_payload`] returned last. An abandoned record may
     /// have left payload up to this position.
@@ -74,8 +77,13 @@ impl ProducerCursor {
     /// Implements [`Producer::refresh_consumer_head`].
     #[inline(always)]
     fn refresh_consumer_head(&mut self) -> Result<u64, InvalidRingValue> {
-        // SYNC POINT C
-        let head = self.ring.consumer_head().load(Ordering::Acquire);
+        let ring = self.ring;
+        let head = self
+            .consumer_distance
+            .timed(self.last_read_consumer_head, || {
+                // SYNC POINT C
+                ring.consumer_head().load(Ordering::Acquire)
+            });
         if head == self.last_read_consumer_head {
             return Ok(head);
         }
@@ -178,6 +186,7 @@ impl Producer {
                 write_position: 0,
                 unpublished_first: None,
                 last_read_consumer_head: 0,
+                consumer_distance: ConsumerDistance::new(),
                 equal_size_records: EqualSizeRun {
                     slots_per_record: 1,
                     first_position: 0,
@@ -246,10 +255,24 @@ impl Producer {
         self.cursor.add_to_postlist(header, payload);
     }
 
+    /// Returns true if the consumer seems to run on a core from which cache lines take long to cross. A run is then
+    /// faster with [`WriteTogether`].
+    #[inline(always)]
+    pub fn is_consumer_far(&self) -> bool {
+        self.cursor.consumer_distance.is_far()
+    }
+
+    /// Sets whether the consumer seems to run on a far core.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn set_consumer_far(&mut self, is_far: bool) {
+        self.cursor.consumer_distance.set_far(is_far);
+    }
+
     /// Begins a run of records for the open postlist.
     #[inline(always)]
-    pub fn begin_run(&mut self) -> ProducerRun<'_> {
+    pub fn begin_run<W: RecordWriter>(&mut self) -> ProducerRun<'_, W> {
         ProducerRun {
+            writer: W::new(self.cursor.write_position),
             lap_slots: LapSlots::of_lap_containing(&self.cursor.ring, self.cursor.write_position),
             room_end: self.cursor.max_record_end(),
             write_position: self.cursor.write_position,
@@ -359,10 +382,11 @@ impl Producer {
     }
 }
 
-/// A run of records that a [`Producer`] adds to its open postlist; its state stays in registers
-/// until [`ProducerRun::store_back`].
-pub struct ProducerRun<'p> {
+/// A run of records that a [`Producer`] adds to its open postlist. Its positions stay in registers until
+/// [`ProducerRun::store_back`], which ends the run.
+pub struct ProducerRun<'p, W> {
     producer: &'p mut Producer,
+    writer: W,
     lap_slots: LapSlots,
     write_position: u64,
     /// Position of the postlist's first record and the first word of its header, which is not yet visible.
@@ -395,7 +419,7 @@ impl ProducerCursor {
     }
 }
 
-impl ProducerRun<'_> {
+impl<W: RecordWriter> ProducerRun<'_, W> {
     /// Returns the position behind the last record.
     #[inline(always)]
     pub fn write_position(&self) -> u64 {
@@ -413,11 +437,15 @@ impl ProducerRun<'_> {
         {
             return None;
         }
-        self.max_payload_place_end = self
-            .max_payload_place_end
-            .max(self.write_position + slots_for_payload(payload));
+        let slots = slots_for_payload(payload);
+        self.max_payload_place_end = self.max_payload_place_end.max(self.write_position + slots);
+        // SAFETY: the record has room in this lap, as those before it, and the ring stays mapped (`RingMemory::new`).
+        let first_word = unsafe {
+            self.writer
+                .payload_address(Lap(self.lap_slots), self.write_position, slots)
+        };
         Some(Payload {
-            first_word: self.lap_slots.slot_address(self.write_position + 1),
+            first_word,
             len: payload,
             ring: PhantomData,
         })
@@ -435,6 +463,7 @@ impl ProducerRun<'_> {
         cursor.place_for_payload(payload);
         self.lap_slots = LapSlots::of_lap_containing(&cursor.ring, cursor.write_position);
         self.write_position = cursor.write_position;
+        self.writer = W::new(self.write_position);
         self.first_position = cursor.first_position_if_empty();
         self.room_end = cursor.max_record_end();
         self.equal_size_records = cursor.equal_size_records;
@@ -449,20 +478,21 @@ impl ProducerRun<'_> {
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.to_words(slots as u16);
         let w0 = w0 | self.lap_slots.lap_bit;
+        let visible_w0 = if self.write_position == self.first_position {
+            self.first_header_word = w0;
+            None
+        } else {
+            Some(w0)
+        };
         // SAFETY: `place` has found room for the record from `pos` on in this lap, and the ring stays mapped
         // (`RingMemory::new`).
         unsafe {
-            self.lap_slots
-                .atomic_word_of_slot(self.write_position, 1)
-                .store(w1, Ordering::Relaxed);
-            if self.write_position == self.first_position {
-                self.first_header_word = w0;
-            } else {
-                // Relaxed: the first header's store at SYNC POINT P orders this store.
-                self.lap_slots
-                    .atomic_word_of_slot(self.write_position, 0)
-                    .store(w0, Ordering::Relaxed);
-            }
+            self.writer.write_header(
+                Lap(self.lap_slots),
+                self.write_position,
+                slots,
+                (visible_w0, w1),
+            );
         }
         self.equal_size_records
             .continue_or_restart(self.write_position, slots);
@@ -471,12 +501,14 @@ impl ProducerRun<'_> {
 
     /// Stores the run's state back into the producer.
     #[inline(always)]
-    pub fn store_back(mut self) {
+    pub fn store_back(&mut self) {
         self.store_state();
     }
 
     #[inline(always)]
     fn store_state(&mut self) {
+        // SAFETY: the records of this lap have room in it, and the ring stays mapped (`RingMemory::new`).
+        unsafe { self.writer.flush(Lap(self.lap_slots), self.write_position) };
         let cursor = &mut self.producer.cursor;
         // The run has staged the postlist's first record.
         if self.first_position < self.write_position {

@@ -140,12 +140,13 @@ mod model_tests {
     #[derive(Debug, Clone)]
     enum Op {
         Push(usize),
-        /// Pushes this number of records through a [`ProducerRun`].
-        PushRun(usize, usize),
+        /// Pushes records with these payloads through a [`ProducerRun`], and abandons another one. The flag tells whether the
+        /// consumer is far.
+        PushRun(Vec<usize>, Option<usize>, bool),
         /// Pushes a record that is published at once.
         PushOne(usize),
-        /// Writes payload for a record that is then abandoned; the flag chooses a [`ProducerRun`].
-        GiveUp(usize, bool),
+        /// Writes payload for a record that is then abandoned.
+        GiveUp(usize),
         Publish,
         Pop,
         /// Pops up to this number of records through a run of [`ConsumerRun`].
@@ -159,9 +160,47 @@ mod model_tests {
         }
     }
 
+    /// Pushes records with payloads of these lengths and with numbers from `next` on, and writes the payload of a record that is
+    /// then abandoned. Returns the number of records that had room.
+    fn push_run<W: RecordWriter>(
+        mut run: ProducerRun<'_, W>,
+        lens: &[usize],
+        abandoned: Option<usize>,
+        next: u32,
+    ) -> usize {
+        let mut pushed = 0;
+        for (&len, record) in lens.iter().zip(next..) {
+            let Some(place) = run.place_for_payload_if_room(len) else {
+                break;
+            };
+            fill(&place, record);
+            run.add_to_postlist(
+                RecordHeader {
+                    extra_value: record,
+                    ..header(len as u32)
+                },
+                len,
+            );
+            pushed += 1;
+        }
+        if let Some(place) = abandoned.and_then(|len| run.place_for_payload_if_room(len)) {
+            fill(&place, next);
+        }
+        run.store_back();
+        pushed
+    }
+
+    /// Returns the payload lengths of a run; half of the runs have equal records.
+    fn payloads() -> impl Strategy<Value = Vec<usize>> {
+        prop_oneof![
+            (payload(), 1usize..50).prop_map(|(len, n)| vec![len; n]),
+            prop::collection::vec(payload(), 1..20),
+        ]
+    }
+
     /// Returns payload lengths; half of them are equal, so that laps without terminators occur.
     fn payload() -> impl Strategy<Value = usize> {
-        prop_oneof![Just(8), (0usize..30).prop_map(|n| n * 8)]
+        prop_oneof![Just(8), (0usize..40).prop_map(|n| n * 8)]
     }
 
     /// Returns a payload word that looks like a header of one lap or the other.
@@ -173,9 +212,10 @@ mod model_tests {
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
             4 => payload().prop_map(Op::Push),
-            2 => (payload(), 1usize..8).prop_map(|(len, n)| Op::PushRun(len, n)),
+            3 => (payloads(), prop::option::weighted(0.2, payload()), any::<bool>())
+                .prop_map(|(lens, abandoned, far)| Op::PushRun(lens, abandoned, far)),
             4 => payload().prop_map(Op::PushOne),
-            1 => (payload(), any::<bool>()).prop_map(|(len, by_run)| Op::GiveUp(len, by_run)),
+            1 => payload().prop_map(Op::GiveUp),
             2 => Just(Op::Publish),
             4 => Just(Op::Pop),
             2 => (1usize..8).prop_map(Op::PopRun),
@@ -202,16 +242,15 @@ mod model_tests {
                             next += 1;
                         }
                     }
-                    Op::PushRun(len, n) => {
-                        let mut run = p.begin_run();
-                        for _ in 0..n {
-                            let Some(place) = run.place_for_payload_if_room(len) else { break };
-                            fill(&place, next);
-                            run.add_to_postlist(RecordHeader { extra_value: next, ..header(len as u32) }, len);
-                            staged.push_back((next, len));
-                            next += 1;
-                        }
-                        run.store_back();
+                    Op::PushRun(lens, abandoned, far) => {
+                        p.set_consumer_far(far);
+                        let pushed = if p.is_consumer_far() {
+                            push_run(p.begin_run::<WriteTogether>(), &lens, abandoned, next)
+                        } else {
+                            push_run(p.begin_run::<WriteInPlace>(), &lens, abandoned, next)
+                        };
+                        staged.extend((next..).zip(lens.into_iter().take(pushed)));
+                        next += pushed as u32;
                     }
                     Op::PushOne(len) => {
                         if p.has_room(len).unwrap() {
@@ -222,14 +261,7 @@ mod model_tests {
                             next += 1;
                         }
                     }
-                    Op::GiveUp(len, true) => {
-                        let mut run = p.begin_run();
-                        if let Some(place) = run.place_for_payload_if_room(len) {
-                            fill(&place, next);
-                        }
-                        run.store_back();
-                    }
-                    Op::GiveUp(len, false) => {
+                    Op::GiveUp(len) => {
                         if p.has_room(len).unwrap() {
                             fill(&p.place_for_payload(len), next);
                         }
@@ -324,20 +356,60 @@ mod model_tests {
         assert!(p.has_room(0).unwrap());
     }
 
+    /// Number of records in the tests of two threads.
+    const RECORDS: u32 = 200_000;
+
+    /// Returns the payload length of a record in the tests of two threads.
+    fn payload_len(record: u32) -> usize {
+        (record as usize % 4) * 16
+    }
+
     #[test]
     fn two_threads_keep_order() {
+        two_threads(|p, n| {
+            let len = payload_len(n);
+            if !p.has_room(len).unwrap() {
+                return n;
+            }
+            p.push(header(n), len, |d| d.store_word(0, u64::from(n)));
+            n + 1
+        });
+    }
+
+    #[test]
+    fn two_threads_keep_order_in_runs_to_a_far_core() {
+        two_threads(|p, n| {
+            let mut run = p.begin_run::<WriteTogether>();
+            let mut next = n;
+            while next < RECORDS && next < n + 20 {
+                let len = payload_len(next);
+                let Some(place) = run.place_for_payload_if_room(len) else {
+                    break;
+                };
+                if len != 0 {
+                    place.store_word(0, u64::from(next));
+                }
+                run.add_to_postlist(header(next), len);
+                next += 1;
+            }
+            run.store_back();
+            next
+        });
+    }
+
+    /// Sends [`RECORDS`] records from one thread to another. `push` adds records from a number on, and returns the number of the
+    /// next.
+    fn two_threads(push: impl Fn(&mut Producer, u32) -> u32 + Send) {
+        const N: u32 = RECORDS;
         let owned = Owned::new(64);
         let (mut p, mut c) = (Producer::new(owned.memory()), Consumer::new(owned.memory()));
-        const N: u32 = 200_000;
         std::thread::scope(|s| {
             s.spawn(move || {
                 let mut n = 0;
                 while n < N {
                     for _ in 0..1 + n % 5 {
-                        let len = (n as usize % 4) * 16;
-                        if n < N && p.has_room(len).unwrap() {
-                            p.push(header(n), len, |d| d.store_word(0, u64::from(n)));
-                            n += 1;
+                        if n < N {
+                            n = push(&mut p, n);
                         }
                     }
                     p.publish_postlist();
