@@ -1,5 +1,5 @@
 #!/bin/sh
-# The network of the targets `wire-*`, in the virtual machine of `cargo xtask rxe`: Soft-RoCE at one end of a cable, as
+# The network of the targets `wire-*` and of `suite.sh`, in the virtual machine of `cargo xtask rxe`: Soft-RoCE at one end of a cable, as
 # `wire0` with the addresses 10.1.0.1 and fd00:1::1, and at the other end, with .2 and ::2, a second Soft-RoCE `wire1`, or the
 # network namespace `soft`, which has the software NIC.
 #

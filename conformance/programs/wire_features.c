@@ -52,21 +52,25 @@ static void gather_respond(const struct scenario *scenario)
 	wait_for_peer();
 }
 
+/* The message follows the WRITE, because a requester of UC completes a WRITE before the responder has executed it. */
+static const enum ibv_wr_opcode INLINE_OPCODES[] = { IBV_WR_RDMA_WRITE, IBV_WR_SEND };
+enum { INLINE_WRITE = 1, INLINE_SEND = 2 };
+
 static void inline_ask(const struct scenario *scenario)
 {
 	(void)scenario;
 	uint8_t data[100];
 	struct pieces from = { .count = 2, .sge = { { (uintptr_t)data, 33, 0 }, { (uintptr_t)data + 33, 67, 0 } } };
+	const uint64_t first = ah ? INLINE_SEND : INLINE_WRITE;
 	wait_for_peer();
-	static const enum ibv_wr_opcode OPCODES[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE };
-	for (uint64_t id = 1; id <= (ah ? 1 : 2); id++) {
+	for (uint64_t id = first; id <= INLINE_SEND; id++) {
 		fill(data, sizeof data, id);
-		struct ibv_send_wr wr = request(id, OPCODES[id - 1], &from, 0);
+		struct ibv_send_wr wr = request(id, INLINE_OPCODES[id - 1], &from, 0);
 		wr.send_flags |= IBV_SEND_INLINE;
 		post(wr);
 		memset(data, 0xee, sizeof data);
 	}
-	for (uint64_t id = 1; id <= (ah ? 1 : 2); id++)
+	for (uint64_t id = first; id <= INLINE_SEND; id++)
 		completed(send_cq, id);
 	go();
 }
@@ -79,9 +83,9 @@ static void inline_respond(const struct scenario *scenario)
 	go();
 	completed(recv_cq, 1);
 	wait_for_peer();
-	check(area + RECEIVES + header, 100, 1, "the message");
+	check(area + RECEIVES + header, 100, INLINE_SEND, "the message");
 	if (!header)
-		check(area, 100, 2, "what was written");
+		check(area, 100, INLINE_WRITE, "what was written");
 }
 
 /* Sends on what a READ brings: without the fence, the message may have the data from before. */

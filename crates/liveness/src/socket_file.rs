@@ -48,6 +48,8 @@ fn remove_stale_socket_file(path: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -55,7 +57,16 @@ mod tests {
         let path = std::env::temp_dir().join(format!("socket-file-{}", std::process::id()));
         // The file of a socket that was closed without being removed.
         drop(UnixListener::bind(&path).unwrap());
-        let (listener, file) = SocketFile::listen(&path).unwrap();
+        // A process that another test is starting has the socket open until it executes its program.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let (listener, file) = loop {
+            match SocketFile::listen(&path) {
+                Err(err) if err.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                result => break result.unwrap(),
+            }
+        };
         assert_eq!(file.path(), path);
         let in_use = SocketFile::listen(&path).unwrap_err();
         assert_eq!(in_use.kind(), io::ErrorKind::AddrInUse);

@@ -18,13 +18,13 @@ use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
-use crate::deviations::{Deviation, DeviationKind, Deviations};
+use crate::deviations::{Deviation, DeviationKind, Deviations, PlaceInPair};
 use crate::progress_notes::{
     MAX_HANG_LIMITS_PER_TEST, WAIT_LIMIT_ENV_VAR, print_case_and_awaited_event,
     wait_until_test_hangs,
 };
 use crate::role::{ROLE_ARG_ENV_VAR, ROLE_ENV_VAR, SETTINGS_ENV_VAR};
-use crate::test_env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome};
+use crate::test_env::{NicCapability, PeerDevice, Settings, SuiteTest, TestEnv, TestOutcome};
 use crate::{child_processes, worker};
 
 pub use crate::progress_notes::{record_awaited_event, record_case, wait_limit};
@@ -53,6 +53,10 @@ pub struct SuiteVariant {
     pub hang_timeout: Duration,
     /// Known deviations of the NIC, set by [`SuiteVariant::with_deviations`].
     pub deviations: Option<&'static Deviations>,
+    /// Maximum number of failed tests that run a second time. An emulated machine on a busy host may be too slow for a test.
+    pub max_second_runs: usize,
+    /// The queue pairs of each pair that are on the device with the deviations.
+    pub place_of_deviating_device: PlaceInPair,
 }
 
 /// Time after which a test that is known to fail counts as hung.
@@ -62,6 +66,22 @@ const KNOWN_FAILURE_HANG_TIMEOUT: Duration = Duration::from_secs(20);
 const KNOWN_FAILURE_EVENT_WAIT_S: &str = "3";
 
 impl SuiteVariant {
+    /// Returns the variant for the device of `settings`, without a prefix and without known deviations.
+    #[must_use]
+    pub fn of_settings(settings: Settings) -> Self {
+        Self {
+            test_name_prefix: String::new(),
+            settings,
+            env_vars: Vec::new(),
+            fabric_folder: None,
+            gives_test_own_address: false,
+            hang_timeout: Duration::from_secs(60),
+            deviations: None,
+            max_second_runs: 0,
+            place_of_deviating_device: PlaceInPair::Both,
+        }
+    }
+
     /// Returns the variant for the software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
     #[must_use]
     pub fn softnic(link_layer: &str) -> Self {
@@ -75,41 +95,33 @@ impl SuiteVariant {
                 .excluded_capabilities
                 .insert(NicCapability::RawPackets);
         }
+        let mut variant = Self::of_settings(settings).with_fresh_fabric(link_layer);
+        link_layer.clone_into(&mut variant.test_name_prefix);
+        variant
+    }
+
+    /// Gives the software NIC of the variant a fresh fabric.
+    fn with_fresh_fabric(mut self, link_layer: &str) -> Self {
         let fabric = unused_fabric_path(link_layer);
-        Self {
-            test_name_prefix: link_layer.to_owned(),
-            settings,
-            env_vars: vec![
-                ("VERBATIM_LINK_LAYER".into(), link_layer.into()),
-                ("VERBATIM_FABRIC_DIR".into(), fabric.display().to_string()),
-            ],
-            fabric_folder: Some(fabric),
-            gives_test_own_address: false,
-            hang_timeout: Duration::from_secs(60),
-            deviations: None,
-        }
+        self.env_vars.extend([
+            ("VERBATIM_LINK_LAYER".into(), link_layer.into()),
+            ("VERBATIM_FABRIC_DIR".into(), fabric.display().to_string()),
+        ]);
+        self.fabric_folder = Some(fabric);
+        self
     }
 
     /// Returns the variant for the machine's libibverbs, with the known deviations of the device.
     #[must_use]
     pub fn system(settings: Settings) -> Self {
         let deviations = Deviations::find_for_settings(&settings);
-        Self {
-            test_name_prefix: String::new(),
-            settings,
-            env_vars: Vec::new(),
-            fabric_folder: None,
-            gives_test_own_address: false,
-            hang_timeout: Duration::from_secs(60),
-            deviations: None,
-        }
-        .with_deviations(deviations)
+        Self::of_settings(settings).with_deviations(deviations)
     }
 
     /// Adds the known deviations of a device to the variant.
     ///
     /// A listed test that fails as listed is skipped, and the reason describes the behaviour of the device. A
-    /// listed test that passes is a failure, because the list is wrong.
+    /// listed test that passes is a failure, because the list is wrong; not so if the peer is another device.
     #[must_use]
     pub fn with_deviations(mut self, deviations: Option<&'static Deviations>) -> Self {
         self.settings.lacked_capabilities = deviations
@@ -120,7 +132,40 @@ impl SuiteVariant {
         self.deviations = deviations;
         self
     }
+
+    /// Puts the second queue pair of each pair on another device.
+    ///
+    /// The variant gets the known deviations of that device, if it has none. Tests for what the packets of the software
+    /// NIC do not support are skipped.
+    #[must_use]
+    pub fn with_peer(mut self, peer: PeerDevice) -> Self {
+        let (own, of_other) = (self.settings.provider.name(), peer.provider.name());
+        self.test_name_prefix = format!("{own}-to-{of_other}");
+        if self.fabric_folder.is_none() && peer.provider == crate::ProviderKind::Softnic {
+            self = self.with_fresh_fabric("roce");
+        }
+        self.settings.peer = Some(peer);
+        self.place_of_deviating_device = PlaceInPair::First;
+        if self.deviations.is_none() {
+            let of_peer = self.settings.of_peer();
+            let deviations = of_peer.as_ref().and_then(Deviations::find_for_settings);
+            self = self.with_deviations(deviations);
+            self.place_of_deviating_device = PlaceInPair::Second;
+        }
+        self.settings.excluded_capabilities.extend(NOT_BY_PACKETS);
+        self
+    }
 }
+
+/// Features that packets do not support, and checks that a remote responder cannot make before the requester.
+pub const NOT_BY_PACKETS: [NicCapability; 6] = [
+    NicCapability::RawPackets,
+    NicCapability::Xrc,
+    NicCapability::Tags,
+    NicCapability::EarlyChecks,
+    NicCapability::PatientDatagrams,
+    NicCapability::PassiveResponder,
+];
 
 /// Returns the path of a fabric folder that no other process uses.
 #[must_use]
@@ -312,16 +357,17 @@ pub fn main(tests: &[&'static SuiteTest], variants: &[SuiteVariant]) -> ExitCode
     }
 }
 
-/// Runs the tests whose names contain one of `filters`; the exit code is success if no test failed.
+/// Runs the tests whose names contain one of `filters` and none of `skips`; the exit code is success if no test failed.
 #[must_use]
 pub fn run_filtered(
     tests: &[&'static SuiteTest],
     variants: &[SuiteVariant],
-    filters: Vec<String>,
+    (filters, skips): (Vec<String>, Vec<String>),
     threads: Option<usize>,
 ) -> ExitCode {
     let flags = LibtestFlags {
         filters,
+        skips,
         threads,
         ..LibtestFlags::default()
     };
@@ -343,7 +389,7 @@ fn run_selected_tests(
             format!("{}::{name}", variant.test_name_prefix)
         }
     };
-    let mut jobs: Vec<(String, &SuiteVariant, &SuiteTest)> = Vec::new();
+    let mut jobs: Vec<Job<'_>> = Vec::new();
     let mut filtered = 0;
     let mut checks: Vec<(String, &SuiteVariant)> = Vec::new();
     for variant in variants {
@@ -381,7 +427,20 @@ fn run_selected_tests(
     );
     let begin = Instant::now();
 
+    let mut tally = run_jobs(&jobs, flags);
+    for (name, variant) in &checks {
+        tally.add(name, check_fabric_left_empty(variant));
+    }
+    tally.print_summary(filtered, begin.elapsed())
+}
+
+/// A test to run under a variant, with its full name.
+type Job<'a> = (String, &'a SuiteVariant, &'a SuiteTest);
+
+/// Runs tests, several at a time, and failed ones a second time where the variant allows it.
+fn run_jobs(jobs: &[Job<'_>], flags: &LibtestFlags) -> VerdictCounts {
     let next = AtomicUsize::new(0);
+    let second_runs = AtomicUsize::new(0);
     let tally = Mutex::new(VerdictCounts::default());
     let threads = flags
         .threads
@@ -392,7 +451,13 @@ fn run_selected_tests(
                 while let Some((name, variant, test)) =
                     jobs.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    let verdict = run_in_child(variant, test, flags.show_output);
+                    let mut verdict = run_in_child(variant, test, flags.show_output);
+                    if let TestVerdict::Failed(why) = &verdict
+                        && second_runs.fetch_add(1, Ordering::Relaxed) < variant.max_second_runs
+                    {
+                        println!("{name} failed, and runs a second time:\n{}", why.trim_end());
+                        verdict = run_in_child(variant, test, flags.show_output);
+                    }
                     tally
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
@@ -401,11 +466,7 @@ fn run_selected_tests(
             });
         }
     });
-    let mut tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for (name, variant) in &checks {
-        tally.add(name, check_fabric_left_empty(variant));
-    }
-    tally.print_summary(filtered, begin.elapsed())
+    tally.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Default)]
@@ -439,7 +500,7 @@ impl VerdictCounts {
         if !self.failed_names_and_messages.is_empty() {
             println!("\nfailures:\n");
             for (name, why) in &self.failed_names_and_messages {
-                println!("---- {name} ----\n{}\n", why.trim_end());
+                println!("---- {name} stdout ----\n{}\n", why.trim_end());
             }
             println!("\nfailures:");
             for (name, _) in &self.failed_names_and_messages {
@@ -473,42 +534,65 @@ fn run_in_child(variant: &SuiteVariant, test: &SuiteTest, show: bool) -> TestVer
     if !lacking.is_empty() {
         return TestVerdict::Ignored(format!("excluded by --without {}", lacking.join(",")));
     }
-    let known = variant
-        .deviations
-        .and_then(|deviations| Some((deviations, deviations.find_by_test_name(test.name)?)));
-    if let Some((deviations, deviation)) = known
-        && deviation.kind == DeviationKind::KernelCrash
+    let known = variant.deviations.map(|deviations| {
+        let of_test = deviations.find_by_test_name(test.name, variant.place_of_deviating_device);
+        (deviations, of_test)
+    });
+    let known = known.filter(|(_, of_test)| !of_test.is_empty());
+    if let Some((deviations, of_test)) = &known
+        && let Some(crash) = of_test
+            .iter()
+            .find(|deviation| deviation.kind == DeviationKind::KernelCrash)
     {
-        return TestVerdict::Ignored(format!("not run: {}", deviations.report_line(deviation)));
+        return TestVerdict::Ignored(format!("not run: {}", deviations.report_line(crash)));
     }
     let verdict = try_run_in_child(variant, test, known.is_some(), show)
         .unwrap_or_else(|err| TestVerdict::Failed(format!("the harness failed: {err:#}")));
     match known {
-        Some((deviations, deviation)) => verdict_given_deviation(deviations, deviation, verdict),
+        Some(_)
+            if variant.place_of_deviating_device != PlaceInPair::Both
+                && matches!(verdict, TestVerdict::Passed) =>
+        {
+            verdict
+        }
+        Some((deviations, of_test)) => verdict_given_deviations(deviations, &of_test, verdict),
         None => verdict,
     }
 }
 
 /// Converts the verdict on a test that is on the device's list of deviations.
-fn verdict_given_deviation(
+fn verdict_given_deviations(
     deviations: &Deviations,
-    deviation: &Deviation,
+    of_test: &[&Deviation],
     verdict: TestVerdict,
 ) -> TestVerdict {
+    let lines = || {
+        let lines = of_test.iter();
+        let lines: Vec<_> = lines.map(|listed| deviations.report_line(listed)).collect();
+        lines.join("; ")
+    };
     match verdict {
-        TestVerdict::Failed(text) if text.contains(deviation.failure_message_part) => {
-            TestVerdict::Ignored(deviations.report_line(deviation))
+        TestVerdict::Failed(text) => {
+            let mut listed = of_test.iter();
+            match listed.find(|listed| text.contains(listed.failure_message_part)) {
+                Some(shown) => TestVerdict::Ignored(deviations.report_line(shown)),
+                None => TestVerdict::Failed(format!(
+                    "{text}\nis a known deviation ({}), but fails otherwise than with {:?}",
+                    lines(),
+                    of_test
+                        .iter()
+                        .map(|listed| listed.failure_message_part)
+                        .collect::<Vec<_>>()
+                )),
+            }
         }
-        TestVerdict::Failed(text) => TestVerdict::Failed(format!(
-            "{text}\nis a known deviation ({}), but fails otherwise than with {:?}",
-            deviations.report_line(deviation),
-            deviation.failure_message_part
-        )),
-        TestVerdict::Passed if !deviation.flaky => TestVerdict::Failed(format!(
-            "passes, and is listed as a deviation ({}) that was observed on {}: take it off the list",
-            deviations.report_line(deviation),
-            deviations.kernel_and_library
-        )),
+        TestVerdict::Passed if of_test.iter().all(|listed| !listed.flaky) => {
+            TestVerdict::Failed(format!(
+                "passes, and is listed as a deviation ({}) that was observed on {}: take it off the list",
+                lines(),
+                deviations.kernel_and_library
+            ))
+        }
         other => other,
     }
 }
@@ -637,9 +721,9 @@ mod tests {
     #[test]
     fn a_known_deviation_is_skipped_only_when_it_fails_as_listed() {
         let deviations = Deviations::find_by_device_name("rxe").expect("known");
-        let listed = deviations.iter_all().next().expect("not empty");
+        let listed = deviations.iter_on_one_device().next().expect("not empty");
         let judge = |deviation: &Deviation, verdict| {
-            verdict_given_deviation(deviations, deviation, verdict)
+            verdict_given_deviations(deviations, &[deviation], verdict)
         };
         let as_listed = TestVerdict::Failed(format!(
             "panicked: {}, and more",

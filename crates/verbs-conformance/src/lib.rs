@@ -51,10 +51,10 @@ pub mod wr;
 #[allow(unsafe_code)]
 pub mod xrc;
 
-pub use deviations::{Deviation, DeviationKind, Deviations};
+pub use deviations::{Deviation, DeviationKind, Deviations, PlaceInPair};
 pub use provider::{ProviderKind, load_system};
 pub use rng::{Rng, pattern};
 pub use suite::tests;
 pub use test_env::{
-    NicCapability, Settings, SuiteTest, TestEnv, TestOutcome, UnknownCapabilityName,
+    NicCapability, PeerDevice, Settings, SuiteTest, TestEnv, TestOutcome, UnknownCapabilityName,
 };

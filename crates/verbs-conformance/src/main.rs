@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use verbs_conformance::harness::{self, SuiteVariant};
-use verbs_conformance::{Deviations, NicCapability, ProviderKind, Settings, SuiteTest, tests};
+use verbs_conformance::{
+    Deviations, NicCapability, PeerDevice, ProviderKind, Settings, SuiteTest, tests,
+};
 
 /// Runs the suite of verbs semantics on a provider: each test in a process of its own.
 ///
@@ -27,12 +29,24 @@ struct Cli {
     /// Entry of the GID table to use
     #[arg(long, default_value_t = 0, value_name = "INDEX")]
     gid_index: u8,
+    /// Which libibverbs has the second queue pair of each pair; the same device unless given
+    #[arg(long, value_enum)]
+    peer: Option<ProviderKind>,
+    /// Device of the second queue pair; the first one unless given
+    #[arg(long, value_name = "NAME", requires = "peer")]
+    peer_device: Option<String>,
+    /// Entry of the GID table of the second queue pair's device
+    #[arg(long, default_value_t = 0, value_name = "INDEX", requires = "peer")]
+    peer_gid_index: u8,
     /// Link layer of the software NIC: roce or ib
     #[arg(long, value_parser = ["roce", "ib"], value_name = "LAYER")]
     link_layer: Option<String>,
     /// Only tests whose name contains this; may be repeated
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
+    /// No tests whose name contains this; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    skip: Vec<String>,
     /// Capabilities that the device lacks: their tests are skipped
     #[arg(long, value_delimiter = ',', value_name = "CAPABILITIES")]
     without: Vec<NicCapability>,
@@ -45,6 +59,9 @@ struct Cli {
     /// Tests that run at the same time; one per CPU unless given
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
+    /// Failed tests that run a second time, at most: for emulated machines, which may be too slow for a test
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    second_runs: usize,
     /// Seconds without progress after which a test counts as hung
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
@@ -70,7 +87,8 @@ fn examples_help_text() -> String {
     format!(
         "{}\nExamples:\n  verbs-conformance\n  verbs-conformance --link-layer ib --filter ud::\n  \
          verbs-conformance --provider system --device rxe0 --gid-index 1\n  \
-         verbs-conformance --provider system --deviations none --without srq,write-order\n",
+         verbs-conformance --provider system --deviations none --without srq,write-order\n  \
+         verbs-conformance --gid-index 1 --peer system --peer-device rxe0 --peer-gid-index 1\n",
         capabilities_help_text()
     )
 }
@@ -90,12 +108,10 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if cli.list {
+        let has_any = |name: &str, texts: &[String]| texts.iter().any(|text| name.contains(text));
         for test in tests.iter().filter(|test| {
-            cli.filter.is_empty()
-                || cli
-                    .filter
-                    .iter()
-                    .any(|text| test.name.contains(text.as_str()))
+            (cli.filter.is_empty() || has_any(test.name, &cli.filter))
+                && !has_any(test.name, &cli.skip)
         }) {
             let needs: Vec<String> = test
                 .needed_capabilities
@@ -106,9 +122,11 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    if let Err(err) = cli.provider.symbols() {
-        eprintln!("error: {err:#}");
-        return ExitCode::from(2);
+    for provider in [Some(cli.provider), cli.peer].into_iter().flatten() {
+        if let Err(err) = provider.symbols() {
+            eprintln!("error: {err:#}");
+            return ExitCode::from(2);
+        }
     }
     let mut variant = match (cli.provider, &cli.link_layer) {
         (ProviderKind::Softnic, layer) => {
@@ -122,15 +140,23 @@ fn main() -> ExitCode {
             SuiteVariant::system(settings)
         }
     };
+    variant.settings.device = cli.device;
+    variant.settings.port = cli.port;
+    variant.settings.gid_index = cli.gid_index;
+    variant.settings.excluded_capabilities.extend(cli.without);
+    if let Some(provider) = cli.peer {
+        variant = variant.with_peer(PeerDevice {
+            provider,
+            device: cli.peer_device,
+            gid_index: cli.peer_gid_index,
+        });
+    }
     match cli.deviations.as_deref() {
         None | Some("auto") => {}
         Some("none") => variant = variant.with_deviations(None),
         Some(name) => variant = variant.with_deviations(Deviations::find_by_device_name(name)),
     }
-    variant.settings.device = cli.device;
-    variant.settings.port = cli.port;
-    variant.settings.gid_index = cli.gid_index;
-    variant.settings.excluded_capabilities = cli.without.into_iter().collect();
     variant.hang_timeout = Duration::from_secs(cli.limit);
-    harness::run_filtered(&tests, &[variant], cli.filter, cli.jobs)
+    variant.max_second_runs = cli.second_runs;
+    harness::run_filtered(&tests, &[variant], (cli.filter, cli.skip), cli.jobs)
 }

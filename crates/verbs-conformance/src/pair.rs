@@ -30,6 +30,8 @@ pub struct QpAddress {
     pub gid: [u8; 16],
     /// First PSN that the queue pair sends.
     pub psn: u32,
+    /// Active MTU of the port. The path MTU is the smaller one of both ports.
+    pub active_mtu: ibv_mtu,
 }
 
 /// Attributes of queue pairs to create.
@@ -207,7 +209,7 @@ impl QpSpec {
     pub fn create_unconnected_pair(&self, env: &TestEnv) -> QpPair {
         QpPair {
             a: self.create_qp_side(env),
-            b: self.create_qp_side(env),
+            b: self.create_qp_side(&env.peer_env()),
         }
     }
 }
@@ -344,14 +346,16 @@ impl QpSide {
     #[track_caller]
     pub fn address(&self) -> QpAddress {
         let settings = &self.ctx.env().settings;
+        let port = self.ctx.port_attr();
         QpAddress {
             qpn: self.qp.qpn(),
-            lid: self.ctx.port_attr().lid,
+            lid: port.lid,
             gid: self
                 .ctx
                 .try_gid(settings.port, settings.gid_index.into())
                 .expect("ibv_query_gid"),
             psn: 0x00ff_ff00 ^ self.qp.qpn(),
+            active_mtu: port.active_mtu,
         }
     }
 
@@ -407,7 +411,7 @@ impl QpSide {
         if self.spec.qp_type == IBV_QPT_UD {
             return (attr, IBV_QP_STATE);
         }
-        attr.path_mtu = self.ctx.port_attr().active_mtu;
+        attr.path_mtu = self.ctx.port_attr().active_mtu.min(peer.active_mtu);
         attr.dest_qp_num = peer.qpn;
         attr.rq_psn = peer.psn;
         attr.ah_attr = self.ah_attr_to_peer(peer);

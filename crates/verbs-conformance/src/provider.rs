@@ -16,6 +16,15 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
+    /// Returns the name of the provider on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Softnic => "softnic",
+            Self::System => "system",
+        }
+    }
+
     /// Returns the provider's entry points.
     ///
     /// # Errors

@@ -35,6 +35,19 @@ pub struct Settings {
     /// do not rely on these capabilities.
     #[serde(rename = "lacks")]
     pub lacked_capabilities: BTreeSet<NicCapability>,
+    /// The device of the second queue pair of each pair; `None` if both are on one device.
+    pub peer: Option<PeerDevice>,
+}
+
+/// The device at the other end of a network, which has the second queue pair of each pair ([`crate::pair::QpPair::b`]).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PeerDevice {
+    /// The libibverbs of the device.
+    pub provider: ProviderKind,
+    /// Name of the device; `None` selects the provider's first device.
+    pub device: Option<String>,
+    /// Index in the GID table of port 1 of the GID that tests use.
+    pub gid_index: u8,
 }
 
 impl Settings {
@@ -49,7 +62,22 @@ impl Settings {
             required_link_layer: None,
             excluded_capabilities: BTreeSet::new(),
             lacked_capabilities: BTreeSet::new(),
+            peer: None,
         }
+    }
+
+    /// Returns the settings of the second queue pair of each pair, if that is on another device.
+    #[must_use]
+    pub fn of_peer(&self) -> Option<Self> {
+        let peer = self.peer.as_ref()?;
+        Some(Self {
+            provider: peer.provider,
+            device: peer.device.clone(),
+            port: 1,
+            gid_index: peer.gid_index,
+            peer: None,
+            ..self.clone()
+        })
     }
 }
 
@@ -72,6 +100,19 @@ impl TestEnv {
             symbols: settings.provider.symbols()?,
             settings,
         })
+    }
+
+    /// Returns the environment of the second queue pair of a pair.
+    ///
+    /// # Panics
+    /// Panics if the provider of the peer cannot be loaded.
+    #[must_use]
+    #[track_caller]
+    pub fn peer_env(&self) -> Self {
+        let Some(settings) = self.settings.of_peer() else {
+            return self.clone();
+        };
+        Self::new(settings).expect("the provider of the peer")
     }
 
     /// Returns true if the NIC is expected to have `cap`.

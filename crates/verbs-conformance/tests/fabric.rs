@@ -53,15 +53,7 @@ tests! {
 
 fn main() -> ExitCode {
     let tests: Vec<&'static SuiteTest> = TESTS.iter().collect();
-    let variant = SuiteVariant {
-        test_name_prefix: String::new(),
-        settings: Settings::new(ProviderKind::Softnic),
-        gives_test_own_address: false,
-        env_vars: Vec::new(),
-        fabric_folder: None,
-        hang_timeout: Duration::from_secs(60),
-        deviations: None,
-    };
+    let variant = SuiteVariant::of_settings(Settings::new(ProviderKind::Softnic));
     harness::main(&tests, &[variant])
 }
 

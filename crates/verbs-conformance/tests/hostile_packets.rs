@@ -15,7 +15,7 @@ use roce::packet::{
     Packet, Reth, Syndrome,
 };
 use roce::psn::Psn;
-use verbs_abi::IBV_QPS_ERR;
+use verbs_abi::{IBV_MTU_4096, IBV_QPS_ERR};
 use verbs_conformance::harness::{self, SuiteVariant};
 use verbs_conformance::objects::Buf;
 use verbs_conformance::pair::{QKEY, QpAddress, QpSide, QpSpec};
@@ -118,6 +118,7 @@ impl Scene {
             lid: 0,
             gid,
             psn: PSN.get(),
+            active_mtu: IBV_MTU_4096,
         });
         scene
     }

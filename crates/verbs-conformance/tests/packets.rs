@@ -6,7 +6,7 @@ use std::time::Duration;
 use verbs_abi::{IBV_QPS_INIT, IBV_QPS_RTR};
 use verbs_conformance::harness::{self, SuiteVariant};
 use verbs_conformance::pair::QpSpec;
-use verbs_conformance::{NicCapability, SuiteTest, TestEnv, TestOutcome, tests};
+use verbs_conformance::{SuiteTest, TestEnv, TestOutcome, tests};
 
 /// The tests of this path alone, beside the suite.
 const OWN_TESTS: [SuiteTest; 1] = [SuiteTest {
@@ -17,16 +17,6 @@ const OWN_TESTS: [SuiteTest; 1] = [SuiteTest {
         TestOutcome::Passed
     },
 }];
-
-/// Features that packets do not support, and checks that a remote responder cannot make before the requester.
-const NOT_BY_PACKETS: [NicCapability; 6] = [
-    NicCapability::RawPackets,
-    NicCapability::Xrc,
-    NicCapability::Tags,
-    NicCapability::EarlyChecks,
-    NicCapability::PatientDatagrams,
-    NicCapability::PassiveResponder,
-];
 
 fn main() -> ExitCode {
     let tests: Vec<&'static SuiteTest> = tests().chain(&OWN_TESTS).collect();
@@ -43,7 +33,7 @@ fn main() -> ExitCode {
     variant
         .settings
         .excluded_capabilities
-        .extend(NOT_BY_PACKETS);
+        .extend(harness::NOT_BY_PACKETS);
     harness::main(&tests, &[variant])
 }
 

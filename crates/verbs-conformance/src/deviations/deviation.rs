@@ -28,6 +28,17 @@ impl DeviationKind {
     }
 }
 
+/// The queue pairs of each pair that are on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlaceInPair {
+    /// Both.
+    Both,
+    /// The first one, which is the requester in most tests.
+    First,
+    /// The second one.
+    Second,
+}
+
 /// One test that a device fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
@@ -41,6 +52,8 @@ pub struct Deviation {
     pub failure_message_part: &'static str,
     /// True if the test passes in some runs.
     pub flaky: bool,
+    /// True if the test shows the behaviour on the second queue pair of its pair, which is the responder in most tests.
+    pub is_of_second_queue_pair: bool,
 }
 
 impl Deviation {
@@ -56,7 +69,13 @@ impl Deviation {
             behaviour: what,
             failure_message_part: observed,
             flaky: false,
+            is_of_second_queue_pair: false,
         }
+    }
+
+    pub(super) const fn mark_of_second_queue_pair(mut self) -> Self {
+        self.is_of_second_queue_pair = true;
+        self
     }
 
     pub(super) const fn mark_flaky(mut self) -> Self {
@@ -86,4 +105,7 @@ pub struct Deviations {
     pub lacked_capabilities: &'static [NicCapability],
     /// The tests that the device fails, by topic.
     pub topics: &'static [DeviationTopic],
+    /// The tests that the device fails, or fails otherwise, if it has the first queue pair of each pair and the answers of
+    /// the second one take time.
+    pub with_distant_peer: DeviationTopic,
 }

@@ -1,7 +1,8 @@
 //! Known deviations of devices from the suite, test by test, with the evidence.
 //!
 //! A list of deviations is checked: each listed test runs, and must fail with the observed text. A list can
-//! therefore neither hide a new failure nor outlive its deviation.
+//! therefore neither hide a new failure nor outlive its deviation. Between two devices a listed test may also pass,
+//! since some behaviours need both queue pairs on the device.
 
 mod deviation;
 mod rxe;
@@ -13,7 +14,7 @@ use crate::objects::device_names;
 use crate::provider::ProviderKind;
 use crate::test_env::Settings;
 
-pub use deviation::{Deviation, DeviationKind, Deviations};
+pub use deviation::{Deviation, DeviationKind, Deviations, PlaceInPair};
 
 impl Deviations {
     /// The lists of deviations of all known devices.
@@ -47,15 +48,24 @@ impl Deviations {
         parent.exists().then_some(&rxe::RXE)
     }
 
-    /// Returns all deviations of the device.
-    pub fn iter_all(&self) -> impl Iterator<Item = &'static Deviation> + use<> {
+    /// Returns the deviations that the device shows if both queue pairs of each pair are on it.
+    pub fn iter_on_one_device(&self) -> impl Iterator<Item = &'static Deviation> + use<> {
         self.topics.iter().flat_map(|topic| topic.deviations)
     }
 
-    /// Returns the deviation listed for a test.
+    /// Returns the deviations that are listed for a test, if the device has `place` in each pair.
     #[must_use]
-    pub fn find_by_test_name(&self, test: &str) -> Option<&'static Deviation> {
-        self.iter_all().find(|deviation| deviation.test == test)
+    pub fn find_by_test_name(&self, test: &str, place: PlaceInPair) -> Vec<&'static Deviation> {
+        let with_distant_peer = self.with_distant_peer.deviations.iter();
+        self.iter_on_one_device()
+            .filter(|deviation| match place {
+                PlaceInPair::Both => true,
+                PlaceInPair::First => !deviation.is_of_second_queue_pair,
+                PlaceInPair::Second => deviation.is_of_second_queue_pair,
+            })
+            .chain(with_distant_peer.filter(|_| place == PlaceInPair::First))
+            .filter(|deviation| deviation.test == test)
+            .collect()
     }
 
     /// Returns one line for a report: device, kind and behaviour.
@@ -74,7 +84,7 @@ impl Deviations {
     #[must_use]
     pub fn to_markdown(&self) -> String {
         let mut text = String::new();
-        for topic in self.topics {
+        for topic in self.topics.iter().chain([&self.with_distant_peer]) {
             let _ = writeln!(text, "### {}\n", topic.title);
             let same = |a: &Deviation, b: &Deviation| {
                 (a.kind.name(), a.behaviour) == (b.kind.name(), b.behaviour)
@@ -109,10 +119,15 @@ mod tests {
     fn every_deviation_is_of_a_test_and_has_evidence() {
         for known in Deviations::ALL {
             let mut seen = BTreeSet::new();
-            for deviation in known.iter_all() {
+            let of_topics = known
+                .iter_on_one_device()
+                .map(|deviation| (deviation, false));
+            let with_peer = known.with_distant_peer.deviations.iter();
+            let with_peer = with_peer.map(|deviation| (deviation, true));
+            for (deviation, peer_is_distant) in of_topics.chain(with_peer) {
                 let test = deviation.test;
                 assert!(tests().any(|t| t.name == test), "there is no test {test}");
-                assert!(seen.insert(test), "{test} twice");
+                assert!(seen.insert((test, peer_is_distant)), "{test} twice");
                 assert!(
                     !deviation.behaviour.is_empty() && !deviation.failure_message_part.is_empty(),
                     "{test}"
@@ -132,7 +147,7 @@ mod tests {
     fn every_lacking_capability_is_shown_by_a_test_that_needs_it() {
         for known in Deviations::ALL {
             for cap in known.lacked_capabilities {
-                let shown = known.iter_all().any(|deviation| {
+                let shown = known.iter_on_one_device().any(|deviation| {
                     tests().any(|test| {
                         test.name == deviation.test && test.needed_capabilities.contains(cap)
                     })

@@ -44,6 +44,10 @@ pub(super) const RXE: Deviations = Deviations {
             deviations: MEMORY_DEVIATIONS,
         },
     ],
+    with_distant_peer: DeviationTopic {
+        title: "With a peer whose answers take time",
+        deviations: DISTANT_PEER_DEVIATIONS,
+    },
 };
 
 const POSTING_DEVIATIONS: &[Deviation] = &[
@@ -84,7 +88,8 @@ const POSTING_DEVIATIONS: &[Deviation] = &[
         "srq::posting_to_the_queue_pair_is_refused",
         "a receive on a QP with an SRQ is refused without `bad_wr`",
         "left: None",
-    ),
+    )
+    .mark_of_second_queue_pair(),
 ];
 
 const QUEUE_DEVIATIONS: &[Deviation] = &[
@@ -207,13 +212,15 @@ const COMPLETION_DEVIATIONS: &[Deviation] = &[
         "a receive that is too small fails as LOC_QP_OP_ERR instead of LOC_LEN_ERR, its SEND as REM_OP_ERR \
          instead of REM_INV_REQ_ERR",
         "status 2, qp_num",
-    ),
+    )
+    .mark_of_second_queue_pair(),
     Deviation::new(
         WrongResult,
         "access::a_refused_write_with_imm_is_a_local_access_error_of_its_receive",
         "the receive fails as REM_ACCESS_ERR, the requester's status",
         "status 10, qp_num",
-    ),
+    )
+    .mark_of_second_queue_pair(),
     Deviation::new(
         WrongResult,
         "access::an_atomic_with_an_invalid_result_sge_changes_nothing",
@@ -271,19 +278,22 @@ const EVENT_DEVIATIONS: &[Deviation] = &[
         "events::an_access_error_is_an_event_of_the_responder",
         "no IBV_EVENT_QP_ACCESS_ERR: the responder's QP goes to ERR silently",
         "no async event came",
-    ),
+    )
+    .mark_of_second_queue_pair(),
     Deviation::new(
         MissingFeature,
         "events::an_invalid_request_is_an_event_of_the_responder",
         "no IBV_EVENT_QP_REQ_ERR: the responder's QP goes to ERR silently",
         "no async event came",
-    ),
+    )
+    .mark_of_second_queue_pair(),
     Deviation::new(
         MissingFeature,
         "events::the_last_wqe_of_an_srq_is_an_event",
         "no IBV_EVENT_QP_LAST_WQE_REACHED when a QP with an SRQ goes to ERR by `ibv_modify_qp`",
         "no async event came",
-    ),
+    )
+    .mark_of_second_queue_pair(),
 ];
 
 const STATE_DEVIATIONS: &[Deviation] = &[
@@ -355,5 +365,53 @@ const MEMORY_DEVIATIONS: &[Deviation] = &[
         "refusals::unknown_comp_mask_bits_are_not_supported",
         "`ibv_create_cq_ex` takes attributes with fields that it does not know",
         "ibv_create_cq_ex",
+    ),
+];
+
+const LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR: &str = "a WR that fails at once leaves the WR before it without a completion, if \
+     that is not acknowledged yet. Between two Soft-RoCEs with 20 ms of delay it is so, too";
+
+const DISTANT_PEER_DEVIATIONS: &[Deviation] = &[
+    Deviation::new(
+        Hangs,
+        "access::local_wrong_lkey",
+        LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR,
+        "0 of 1 completions came: []",
+    ),
+    Deviation::new(
+        Hangs,
+        "access::local_lkey_zero",
+        LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR,
+        "0 of 1 completions came: []",
+    ),
+    Deviation::new(
+        Hangs,
+        "access::local_beyond_the_region",
+        LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR,
+        "0 of 1 completions came: []",
+    ),
+    Deviation::new(
+        Hangs,
+        "access::local_before_the_region",
+        LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR,
+        "0 of 1 completions came: []",
+    ),
+    Deviation::new(
+        Hangs,
+        "access::local_range_that_wraps",
+        LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR,
+        "0 of 1 completions came: []",
+    ),
+    Deviation::new(
+        Hangs,
+        "access::local_deregistered",
+        LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR,
+        "0 of 1 completions came: []",
+    ),
+    Deviation::new(
+        Hangs,
+        "access::local_other_protection_domain",
+        LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR,
+        "0 of 1 completions came: []",
     ),
 ];

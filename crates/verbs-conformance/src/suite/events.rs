@@ -165,7 +165,7 @@ fn draining_ends_when_the_last_request_is_acknowledged(env: &TestEnv) {
 /// A program that never reads its async events works, and closes without waiting.
 fn unread_events_do_not_block_closing(env: &TestEnv) {
     let a = QpSpec::rc().create_qp_side(env);
-    let b = QpSpec::rc().create_qp_side(env);
+    let b = QpSpec::rc().create_qp_side(&env.peer_env());
     for _ in 0..50 {
         let (mut x, mut y) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
         let (to_x, to_y) = (x.address(), y.address());

@@ -21,6 +21,7 @@ tests! { "flags";
     inline_needs_no_memory_region [Inline],
     inline_gathers [Inline],
     inline_beyond_the_limit_is_refused [Inline],
+    limits_hold_for_inline_sends_posted_one_by_one [Inline],
     inline_asked_for_is_granted [Inline],
     inline_waits_for_a_receive [Inline],
     unsignaled_makes_no_completion [],
@@ -41,8 +42,8 @@ fn post_recv_if_needed(pair: &QpPair, verb: Verb, wr_id: u64, target: &crate::ob
     }
 }
 
-/// Sends inline payloads of every length up to the limit; overwrites the buffer as soon as the post
-/// returns.
+/// Sends inline payloads of every length up to the limit, from one SGE and from two; overwrites the buffer as soon as the
+/// post returns.
 fn check_inline_payload_is_copied_at_post(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     for memory in MemKind::distinct_on_provider(env) {
         let pair = spec.clone().with_memory_kind(memory).create_connected_pair(env);
@@ -52,14 +53,17 @@ fn check_inline_payload_is_copied_at_post(env: &TestEnv, spec: &QpSpec, verb: Ve
         let source = pair.a.alloc_buf(max);
         let target = pair.b.alloc_buf(grh + max);
         let lengths = (0..=max).filter(|len| *len <= 130 || *len + 3 > max);
-        for (i, len) in lengths.enumerate() {
-            record_case(format!("{verb:?} of {len} bytes inline, {memory:?}"));
+        // UCX posts a short header and the program's data.
+        let in_one_and_two_sges = lengths.flat_map(|len| [(len, vec![]), (len, vec![len.min(9)])]);
+        for (i, (len, cuts)) in in_one_and_two_sges.enumerate() {
+            record_case(format!("{verb:?} of {len} bytes inline, cut at {cuts:?}, {memory:?}"));
             let seed = i as u64 + 1;
             target.memory.write(0, &vec![0xee; grh + max]);
             source.memory.fill_pattern_at(0, len, seed);
             post_recv_if_needed(&pair, verb, seed, &target);
             let at = target.remote_address().plus(grh as u64);
-            pair.a.post(wr_of_verb_with_default_operands(verb, [source.sge(0, len)], at).with_id(seed).inlined());
+            let sges = source.sges_cut_at(0, len, &cuts);
+            pair.a.post(wr_of_verb_with_default_operands(verb, sges, at).with_id(seed).inlined());
             source.memory.write(0, &vec![0; max]);
             if let Some(opcode) = verb.recv_wc_opcode() {
                 pair.b.await_recv_completion().expect_success(seed, opcode);
@@ -128,6 +132,39 @@ fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
             let refused = refused.expect_err("more inline data than there is room");
             assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
             assert_eq!(refused.bad_wr_index, Some(1));
+        }
+    }
+}
+
+/// A provider may have a separate fast path for messages that a program posts one by one.
+fn limits_hold_for_inline_sends_posted_one_by_one(env: &TestEnv) {
+    let mut specs = vec![QpSpec::rc()];
+    if env.expects_capability(NicCapability::Ud) {
+        specs.push(QpSpec::ud());
+    }
+    for spec in specs {
+        record_case(format!("QP type {}", spec.qp_type));
+        let pair = spec.with_change(|s| s.max_send_sge = 1).create_connected_pair(env);
+        let cap = pair.a.granted_cap;
+        let max = cap.max_inline_data as usize;
+        let source = pair.a.alloc_buf(max + 1);
+        let target = pair.b.alloc_buf(pair.b.grh_len() + max);
+        let inline = |sges| pair.a.add_ud_destination_if_missing(send(sges).with_id(1).inlined());
+        for _ in 0..100 {
+            pair.b.post_recv(1, [target.whole_sge()]);
+            pair.a.qp.post(inline(vec![source.sge(0, max)]));
+            pair.b.await_recv_completion().expect_received(1, pair.b.grh_len() + max);
+            pair.a.await_send_completion().expect_sent(1, Verb::Send);
+        }
+        let too_many_sges = vec![source.sge(0, 1); cap.max_send_sge as usize + 1];
+        let too_long = source.sges_cut_at(0, max + 1, &vec![1; (cap.max_send_sge as usize - 1).min(1)]);
+        for sges in [too_many_sges, too_long] {
+            let refused = pair.a.qp.try_post_sends(vec![inline(sges)]).expect_err("beyond a limit");
+            assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
+        }
+        if env.expects_capability(NicCapability::ImmediateChecks) {
+            let negative = pair.a.qp.try_post_with_num_sge(inline(vec![source.sge(0, 1)]), -1);
+            assert_eq!(negative, Err(libc::EINVAL));
         }
     }
 }

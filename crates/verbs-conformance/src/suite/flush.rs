@@ -248,7 +248,7 @@ fn reset_and_connect_again(env: &TestEnv) {
 
 fn destroying_discards_posted_wrs(env: &TestEnv) {
     let a = QpSpec::rc().with_short_timeout_and_few_retries().create_qp_side(env);
-    let b = QpSpec::rc().with_short_timeout_and_few_retries().create_qp_side(env);
+    let b = QpSpec::rc().with_short_timeout_and_few_retries().create_qp_side(&env.peer_env());
     for round in 0..20u64 {
         let mut pair = QpPair {
             a: a.create_side_on_same_pd_and_cqs(),
@@ -292,15 +292,21 @@ fn a_peer_in_init_ends_in_retry_exceeded(env: &TestEnv) {
     post_and_expect_retry_exceeded(&pair);
 }
 
+/// Returns attributes with a timeout of 67 ms and two retries. A peer in an emulated machine takes milliseconds to answer
+/// the messages that come before the failure.
+fn spec_with_timeout_of_67_ms() -> QpSpec {
+    QpSpec::rc().with_change(|s| (s.timeout, s.retry_cnt) = (14, 2))
+}
+
 fn a_peer_that_was_reset_ends_in_retry_exceeded(env: &TestEnv) {
-    let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
+    let pair = spec_with_timeout_of_67_ms().create_connected_pair(env);
     pair.check_transfers_both_ways();
     pair.b.qp.move_to_state(IBV_QPS_RESET);
     post_and_expect_retry_exceeded(&pair);
 }
 
 fn a_peer_in_err_ends_in_retry_exceeded(env: &TestEnv) {
-    let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
+    let pair = spec_with_timeout_of_67_ms().create_connected_pair(env);
     pair.check_transfers_both_ways();
     pair.b.qp.move_to_state(IBV_QPS_ERR);
     post_and_expect_retry_exceeded(&pair);
@@ -312,7 +318,7 @@ fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &TestEnv) {
             continue;
         }
         record_case(format!("{verb:?}"));
-        let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
+        let pair = spec_with_timeout_of_67_ms().create_connected_pair(env);
         pair.check_transfers_both_ways();
         let target = pair.b.alloc_buf(8);
         let local = pair.a.alloc_buf(8);

@@ -318,7 +318,7 @@ fn queues_wrap_around(env: &TestEnv) {
 
 fn a_queue_pair_without_send_queue(env: &TestEnv) {
     let mut pair = QpSpec::rc().create_unconnected_pair(env);
-    pair.b = QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).create_qp_side(env);
+    pair.b = QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).create_qp_side(&env.peer_env());
     pair.connect();
     let source = pair.a.alloc_buf(8);
     let target = pair.b.alloc_buf(8);
@@ -379,7 +379,7 @@ fn one_cq_for_both_queues(env: &TestEnv) {
 /// queue would become full.
 fn arriving_messages_do_not_starve_send_completions(env: &TestEnv) {
     let spec = |wrs| QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
-    let (mut a, mut b) = (spec(16).create_qp_side(env), spec(128).create_qp_side(env));
+    let (mut a, mut b) = (spec(16).create_qp_side(env), spec(128).create_qp_side(&env.peer_env()));
     let cq = a.ctx.create_cq(256);
     let mut init = crate::objects::QpInitAttr::new(IBV_QPT_RC, &cq, &cq);
     init.cap = a.granted_cap;
@@ -408,7 +408,7 @@ fn arriving_messages_do_not_starve_send_completions(env: &TestEnv) {
 
 fn one_cq_for_many_queue_pairs(env: &TestEnv) {
     let a = QpSpec::rc().with_change(|s| s.cqe = 1000).create_qp_side(env);
-    let b = QpSpec::rc().with_change(|s| s.cqe = 1000).create_qp_side(env);
+    let b = QpSpec::rc().with_change(|s| s.cqe = 1000).create_qp_side(&env.peer_env());
     let mut pairs = Vec::new();
     for _ in 0..20 {
         let (mut x, mut y) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
@@ -498,7 +498,7 @@ fn sends_complete_when_received_answered_or_not(env: &TestEnv) {
 fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
     const PAIRS: usize = 200;
     let spec = QpSpec::rc().with_change(|s| s.cqe = 4096);
-    let (a, b) = (spec.create_qp_side(env), spec.create_qp_side(env));
+    let (a, b) = (spec.create_qp_side(env), spec.create_qp_side(&env.peer_env()));
     let pairs: Vec<_> = (0..PAIRS)
         .map(|_| {
             let (mut x, mut y) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
@@ -567,7 +567,7 @@ fn busy_sends_do_not_starve_receives(env: &TestEnv) {
     (a.scq, a.rcq) = (cq.clone(), cq.clone());
     let mut pair = crate::pair::QpPair {
         a,
-        b: QpSpec::rc().with_queue_depth(64).create_qp_side(env),
+        b: QpSpec::rc().with_queue_depth(64).create_qp_side(&env.peer_env()),
     };
     pair.connect();
     let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));

@@ -559,7 +559,7 @@ fn sqd_still_receives(env: &TestEnv) {
 fn sqd_changes_what_rts_cannot(env: &TestEnv) {
     let pair = QpSpec::rc().create_connected_pair(env);
     let mut attr = ibv_qp_attr::zeroed();
-    attr.timeout = 9;
+    attr.timeout = 14;
     attr.retry_cnt = 3;
     let mask = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT;
     assert_eq!(pair.a.qp.modify(&attr, mask), Err(libc::EINVAL), "in RTS");
@@ -568,7 +568,7 @@ fn sqd_changes_what_rts_cannot(env: &TestEnv) {
     pair.a.qp.modify(&attr, mask).expect("SQD to SQD");
     modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
     let now = pair.a.qp.query().0;
-    assert_eq!((now.timeout, now.retry_cnt), (9, 3));
+    assert_eq!((now.timeout, now.retry_cnt), (14, 3));
     pair.check_transfers_both_ways();
 }
 

@@ -1,6 +1,7 @@
 //! Tests of thread safety and of the atomicity of atomics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::TryRecvError;
 
 use crate::TestEnv;
 use crate::test_env::NicCapability;
@@ -22,6 +23,7 @@ tests! { "threads";
     destroying_while_the_peer_sends [],
     destroying_beside_a_polling_thread [],
     changing_state_beside_posting_threads [],
+    arming_again_beside_a_polling_peer [],
 }
 
 fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
@@ -411,4 +413,37 @@ fn changing_state_beside_posting_threads(env: &TestEnv) {
         pair.a.scq.expect_empty();
         pair.a.qp.move_to_state(IBV_QPS_RESET);
     }
+}
+
+/// A CQ is armed, and armed again while the completion arrives. The completion has an event, since the CQ was armed
+/// before it.
+fn arming_again_beside_a_polling_peer(env: &TestEnv) {
+    const ROUNDS: u64 = 3000;
+    let pair = QpSpec::rc().with_channels().create_connected_pair(env);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
+    let (stop_sender, stop) = std::sync::mpsc::channel::<()>();
+    (0..8).for_each(|i| pair.b.post_recv(i, [target.whole_sge()]));
+    std::thread::scope(|scope| {
+        let b = &pair.b;
+        scope.spawn(move || {
+            while stop.try_recv() == Err(TryRecvError::Empty) {
+                for wc in b.rcq.poll(8) {
+                    b.post_recv(wc.id(), [target.whole_sge()]);
+                }
+            }
+        });
+        // Dropped at the end, also after a panic.
+        let _stop_sender = stop_sender;
+        let channel = pair.a.schannel.as_ref().expect("channels");
+        for round in 0..ROUNDS {
+            record_case(format!("round {round}"));
+            pair.a.scq.arm(false);
+            pair.a.post(send([source.whole_sge()]).with_id(round));
+            (0..round % 100).for_each(|_| std::hint::spin_loop());
+            pair.a.scq.arm(false);
+            channel.await_and_ack_event(&pair.a.scq);
+            pair.a.await_send_completion().expect_sent(round, Verb::Send);
+        }
+    });
 }

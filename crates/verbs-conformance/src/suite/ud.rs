@@ -240,7 +240,7 @@ fn the_address_vector_from_a_completion_leads_back(env: &TestEnv) {
 
 fn one_sender_many_receivers(env: &TestEnv) {
     let sender = QpSpec::ud().create_connected_pair(env);
-    let mut receivers: Vec<QpSide> = (0..8).map(|_| QpSpec::ud().create_qp_side(env)).collect();
+    let mut receivers: Vec<QpSide> = (0..8).map(|_| QpSpec::ud().create_qp_side(&env.peer_env())).collect();
     let target = receivers.iter_mut().map(|receiver| {
         receiver.connect(&sender.a.address());
         receiver.alloc_buf(64)
@@ -576,10 +576,11 @@ fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
     }
 }
 
-/// The sender sends more messages than the receiver can receive. Some messages are lost, but none is
-/// duplicated, torn or reordered.
+/// The sender sends more messages than the receiver can receive. Some messages are lost, but none is duplicated or torn. On
+/// one device none is reordered. Between devices, the queues of two processors of the kernel may reorder them.
 fn a_flood_loses_but_never_corrupts_datagrams(env: &TestEnv) {
     const TOTAL: u32 = 5000;
+    let may_reorder = env.settings.peer.is_some();
     let pair = QpSpec::ud().with_queue_depth(32).create_connected_pair(env);
     let source = pair.a.alloc_buf(256 * 32);
     let target = pair.b.alloc_buf(32 * 300);
@@ -590,16 +591,16 @@ fn a_flood_loses_but_never_corrupts_datagrams(env: &TestEnv) {
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             let mut last = None;
-            let mut got = 0;
+            let mut seen = std::collections::BTreeSet::new();
             loop {
                 let wc = pair.b.await_recv_completion();
                 let imm = wc.imm().expect("an immediate");
-                assert!(last.is_none_or(|last| last < imm), "{imm} after {last:?}");
+                assert!(may_reorder || last.is_none_or(|last| last < imm), "{imm} after {last:?}");
                 last = Some(imm);
                 if imm == u32::MAX {
-                    return got;
+                    return seen.len();
                 }
-                got += 1;
+                assert!(seen.insert(imm), "{imm} twice");
                 let len = usize::try_from(imm % 256).expect("small");
                 wc.expect_received(wc.id(), 40 + len);
                 let at = usize::try_from(wc.id()).expect("small") * 300 + 40;
