@@ -1,11 +1,9 @@
 //! `cargo xtask bench`: `verbatim bench peers`, built for release, with its peers installed.
 
-use std::process::Command;
-
 use anyhow::{Context, Result};
 
+use crate::cargo_command::cargo;
 use crate::packages;
-use crate::paths::workspace;
 
 /// Arguments of `cargo xtask bench`, which are passed to `verbatim bench peers`.
 #[derive(clap::Args)]
@@ -22,11 +20,9 @@ pub(crate) struct Args {
 /// Runs the benchmark; returns false if it fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     packages::install_missing(packages::FOR_BENCH)?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
+    let status = cargo()
         .args(["run", "--release", "-p", "verbatim", "--", "bench", "peers"])
         .args(&args.args)
-        .current_dir(workspace())
         .status()
         .context("cannot start cargo")?;
     Ok(status.success())

@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::paths::{target_dir, workspace};
+use crate::cargo_command::cargo;
+use crate::paths::target_dir;
 
 /// Arguments of `cargo xtask dropin`.
 #[derive(clap::Args)]
@@ -66,7 +67,7 @@ pub(crate) fn install_built(dev: bool, root: &Path) -> Result<bool> {
 }
 
 fn build_with(profile: &str) -> Result<bool> {
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let status = cargo()
         .args(["build", "--profile", profile])
         .args(
             [
@@ -81,7 +82,6 @@ fn build_with(profile: &str) -> Result<bool> {
             ]
             .map(|package| format!("--package={package}")),
         )
-        .current_dir(workspace())
         .status()
         .context("cannot start cargo")?;
     Ok(status.success())

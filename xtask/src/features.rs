@@ -5,8 +5,9 @@
 
 use anyhow::{Context, Result};
 
+use crate::cargo_command::cargo;
 use crate::paths::target_dir;
-use crate::publish::{Package, cargo, packages};
+use crate::publish::{Package, packages};
 
 /// Arguments of `cargo xtask features`.
 #[derive(clap::Args)]

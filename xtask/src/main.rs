@@ -13,6 +13,7 @@
 
 mod bench;
 mod book;
+mod cargo_command;
 mod cargo_output;
 mod conformance;
 mod dropin;

@@ -1,10 +1,10 @@
 //! `cargo xtask man`: the man pages of `verbatim`, for packages.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::cargo_command::cargo;
 use crate::paths::workspace;
 
 /// Arguments of `cargo xtask man`.
@@ -18,9 +18,7 @@ pub(crate) struct Args {
 /// Runs `cargo xtask man`; returns false if `verbatim` cannot be built or fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let out = workspace().join(&args.out);
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(workspace());
+    let mut command = cargo();
     command.args(["run", "--quiet", "--package", "verbatim", "--", "man"]);
     command.arg(&out);
     let status = command.status().context("cannot start cargo")?;

@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::paths::{target_dir, workspace};
+use crate::cargo_command::cargo;
+use crate::paths::target_dir;
 
 /// Arguments of `cargo xtask publish`.
 #[derive(clap::Args)]
@@ -52,14 +52,6 @@ pub(crate) fn run(_: &Args) -> Result<bool> {
         .status()
         .context("cannot start cargo")?;
     Ok(status.success())
-}
-
-/// Returns a command of cargo in the workspace.
-pub(crate) fn cargo() -> Command {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(workspace());
-    command
 }
 
 /// Returns the packages of the workspace that may be published.

@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
+use crate::cargo_command::cargo;
 use crate::cargo_output::{Findings, Parser, TestCounts};
-use crate::paths::{target_dir, workspace};
+use crate::paths::target_dir;
 use crate::rxe;
 use crate::steps::{Kind, Step};
 use crate::summary::Outcome;
@@ -131,8 +132,7 @@ fn counts_and_note(
 }
 
 fn command(step: &Step) -> Result<Command> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = cargo();
     if step.runs_programs_in_rxe_vm {
         // Cargo starts the built programs through this runner, in the virtual machine.
         let runner = serde_json::to_string(&rxe::vm_runner_command()?)?;
@@ -144,7 +144,6 @@ fn command(step: &Step) -> Result<Command> {
         .context("the build folder's name is not UTF-8")?;
     command
         .args(step.args.iter().map(|arg| arg.replace("{target}", target)))
-        .current_dir(workspace())
         // The parser needs text without colours.
         .env("CARGO_TERM_COLOR", "never")
         .env("CARGO_TERM_PROGRESS_WHEN", "never");

@@ -26,7 +26,7 @@ pub(crate) enum StepGroup {
 
 impl StepGroup {
     /// The groups of steps that run at the same time; groups of one entry share a thread. The tests in the virtual
-    /// machine have time limits, so only one other step runs beside it. Each entry takes some 34 minutes.
+    /// machine have time limits, so only one other step runs beside it.
     pub(crate) const CONCURRENT: [&[StepGroup]; 2] = [
         &[StepGroup::ThisMachine, StepGroup::OwnBuildFolder],
         &[StepGroup::VirtualMachine],
@@ -239,6 +239,26 @@ pub(crate) const STEPS: &[Step] = &[
         args: &["test", "--workspace", "--no-fail-fast", "--test", "system"],
         env: RXE_SUITE_ENV,
         runs_programs_in_rxe_vm: true,
+        own_build_folder: None,
+    },
+    Step {
+        name: "rxe-suite",
+        what: "verbs semantics between the software NIC and the kernel's Soft-RoCE over a cable",
+        kind: Kind::Tests,
+        lane: StepGroup::VirtualMachine,
+        // The command itself boots the virtual machine.
+        args: &[
+            "xtask",
+            "rxe",
+            "--limit",
+            "1800",
+            "--",
+            "sh",
+            "conformance/programs/suite.sh",
+            "{target}/debug/verbs-conformance",
+        ],
+        env: &[],
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {

@@ -15,9 +15,10 @@ use super::line::{CaseLine, JsonLine};
 use super::pool;
 use super::record::{CaseResult, PackageVersions};
 use super::suite::{FOLDER, Machine, Suite, TARGET_DIR, Target, VERBATIM, folder};
+use crate::cargo_command::cargo;
 use crate::dropin;
 use crate::packages::{self, DebianPackage};
-use crate::paths::{target_dir, workspace};
+use crate::paths::target_dir;
 use crate::rxe;
 
 /// Runs `suites` on the machine of `target`, `jobs` cases at a time. The function first installs the
@@ -111,10 +112,9 @@ pub(crate) fn run_on_this_machine(
 
 /// Builds the programs of a target.
 fn build(arguments: &str) -> Result<()> {
-    let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let status = cargo()
         .arg("build")
         .args(arguments.split_whitespace())
-        .current_dir(workspace())
         .status()
         .context("cannot start cargo")?;
     ensure!(status.success(), "cargo build {arguments} failed");

@@ -1,10 +1,11 @@
 //! The packages of the workspace, as `cargo metadata` lists them.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+
+use crate::cargo_command::cargo;
 
 /// The packages of the workspace, and the layers that the workspace declares.
 #[derive(Debug, Deserialize)]
@@ -47,8 +48,7 @@ impl Workspace {
     /// # Errors
     /// Returns an error if cargo fails.
     pub(super) fn load(folder: &Path) -> Result<Workspace> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let out = Command::new(cargo)
+        let out = cargo()
             .args(["metadata", "--no-deps", "--format-version", "1"])
             .current_dir(folder)
             .output()

@@ -79,6 +79,14 @@ fn a_refused_verb_says_which_argument() {
     }
 }
 
+/// Programs read the whole GID table, most of which is empty.
+#[test]
+fn an_empty_entry_of_the_gid_table_is_no_refusal() {
+    let program = Program::of_the_tests("refused");
+    let (_, said) = refused(&program, "empty-gid");
+    assert!(!said.contains("refused with"), "{said}");
+}
+
 #[test]
 fn without_why_the_end_of_a_process_says_what_failed() {
     let program = Program::of_the_tests("refused");

@@ -26,6 +26,12 @@ int main(int argc, char **argv)
 	CHECK((cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
 	CHECK((mr = ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_LOCAL_WRITE | remote)));
 	CHECK((read_only = ibv_reg_mr(pd, memory + ROOM, ROOM, IBV_ACCESS_REMOTE_READ)));
+	if (!strcmp(what, "empty-gid")) {
+		struct ibv_port_attr port;
+		struct ibv_gid_entry entry;
+		CHECK(!ibv_query_port(context, 1, &port));
+		return ibv_query_gid_ex(context, 1, port.gid_tbl_len - 1, &entry, 0) != ENODATA;
+	}
 	if (!strcmp(what, "no-local-write"))
 		return !!ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_REMOTE_WRITE);
 	struct ibv_qp_init_attr init = {
