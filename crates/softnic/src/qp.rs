@@ -205,9 +205,7 @@ impl Qp {
         };
         faults::note_created_queue_pair(qp.fault_plan_identity());
         let shared = qp.shared_state();
-        shared
-            .requester_caused_event_plus_1
-            .store(0, Ordering::Relaxed);
+        shared.clear_refused_request();
         shared.next_message_completes.store(0, Ordering::Relaxed);
         shared.dest_qpn.store(0, Ordering::Relaxed);
         shared.access.store(0, Ordering::Relaxed);

@@ -15,7 +15,7 @@ pub use super::armed::{ARMED_ANY, ARMED_NO, ARMED_SOLICITED};
 /// First word of the directory file and of each segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of the fabric's layout: of all structures in this file, and of the records in rings.
-pub const LAYOUT_VERSION: u64 = 13;
+pub const LAYOUT_VERSION: u64 = 14;
 
 /// Slots for processes in a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub const MAX_PROCS: usize = 1024;
@@ -120,6 +120,7 @@ pub struct SegmentHeader {
 }
 
 /// State of a queue pair that peers read.
+#[derive(Default)]
 #[repr(C, align(128))]
 pub struct QpShared {
     /// State of the queue pair plus 1; 0 if the entry has no queue pair.
@@ -152,9 +153,8 @@ pub struct QpShared {
     /// Position in slots in the only ring to this queue pair. Every message that ends at or before
     /// this position causes a completion. Written and valid together with `next_message_completes`.
     pub messages_complete_up_to_position: AtomicU64,
-    /// Event that a requester's error caused on this queue pair: 1 + `ibv_event_type`, written by
-    /// the requester.
-    pub requester_caused_event_plus_1: AtomicU32,
+    /// Report of a requester whose request this queue pair refuses: its epoch (high half) and 1 + `ibv_event_type`; 0: none.
+    pub(super) refused_request: AtomicU64,
     /// `sq_psn`.
     pub sq_psn: AtomicU32,
     /// `rq_psn`.
@@ -165,7 +165,7 @@ pub struct QpShared {
     pub port_num: AtomicU32,
     /// Place of the queue pair's shared receive queue among the objects on lists plus 1; 0: it has none.
     pub listed_srq_plus_1: AtomicU32,
-    pad1: [AtomicU32; 10],
+    pad1: [AtomicU32; 9],
 }
 
 /// State of a completion queue that peers read, and change to wake its owner.
@@ -486,9 +486,7 @@ const TABLE_PAGES: usize = ARENA_AT / PAGE_BYTES;
 pub const SEGMENT_BYTES: usize = 4 << 30;
 
 const _: () = assert!(size_of::<SegmentHeader>() <= PAGE_BYTES && TABLE_PAGES.is_multiple_of(64));
-const _: () = assert!(
-    size_of::<QpShared>() == 128 && offset_of!(QpShared, requester_caused_event_plus_1) == 64
-);
+const _: () = assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, refused_request) == 64);
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastAttachmentShared>() == 24);

@@ -26,6 +26,7 @@ mod other_fabrics;
 pub mod own_pid_and_random;
 mod peer;
 pub mod process_id;
+mod refused_request;
 pub mod ring;
 pub mod segment;
 

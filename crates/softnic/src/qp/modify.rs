@@ -252,9 +252,7 @@ impl Qp {
             XrcRole::Recv(domain, _) => domain.drop_completions_of_qp(self.qpn),
             XrcRole::NotXrc | XrcRole::Send => self.recv_cq.drop_completions_of_qp(self.qpn),
         }
-        self.shared_state()
-            .requester_caused_event_plus_1
-            .store(0, Ordering::Relaxed);
+        self.shared_state().clear_refused_request();
         for ring in control.rings_waiting_for_rtr.drain(..) {
             ring.detach();
         }

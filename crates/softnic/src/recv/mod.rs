@@ -161,12 +161,7 @@ impl RecvSide {
             && !self.has_stopped_ring
             && self.pending_rendezvous.is_none()
             && matches!(self.qp.state(), QpState::Rtr | QpState::Rts)
-            && self
-                .qp
-                .shared_state()
-                .requester_caused_event_plus_1
-                .load(Ordering::Relaxed)
-                == 0
+            && !self.qp.shared_state().has_refused_request()
         {
             self.receive_from_ring(0, sink, scan == usize::MAX, ended)
         } else {
@@ -195,14 +190,8 @@ impl RecvSide {
         ) {
             return false;
         }
-        if self
-            .qp
-            .shared_state()
-            .requester_caused_event_plus_1
-            .load(Ordering::Relaxed)
-            != 0
-        {
-            self.fail_if_requester_reported_error();
+        if self.qp.shared_state().has_refused_request() {
+            self.fail_if_request_was_refused();
             return false;
         }
         if self.continue_rendezvous(sink) {
@@ -308,17 +297,15 @@ impl RecvSide {
         }
     }
 
-    /// Processes an error that a requester has reported: its request violated the rules of this queue pair.
+    /// Fails the queue pair if a requester has reported that it refuses a request.
     #[cold]
-    fn fail_if_requester_reported_error(&mut self) {
-        let event = self
-            .qp
-            .shared_state()
-            .requester_caused_event_plus_1
-            .swap(0, Ordering::AcqRel);
-        if self.qp.qp_type == QpType::Rc && event != 0 {
+    fn fail_if_request_was_refused(&mut self) {
+        let event = self.qp.shared_state().take_refused_request();
+        if let Some(event) = event
+            && self.qp.qp_type == QpType::Rc
+        {
             self.qp.flush_and_enter_error();
-            self.qp.raise_event(event - 1);
+            self.qp.raise_event(event);
         }
     }
 

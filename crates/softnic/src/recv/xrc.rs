@@ -15,14 +15,8 @@ impl RecvSide {
         ) {
             return false;
         }
-        if self
-            .qp
-            .shared_state()
-            .requester_caused_event_plus_1
-            .load(Ordering::Relaxed)
-            != 0
-        {
-            self.fail_if_requester_reported_error();
+        if self.qp.shared_state().has_refused_request() {
+            self.fail_if_request_was_refused();
             return false;
         }
         let mut waiting = false;

@@ -25,17 +25,17 @@ pub(crate) struct TargetQp<'a> {
 }
 
 impl TargetQp<'_> {
-    /// Makes the queue pair, a reliable one, fail because of a request that it refuses with `status`.
+    /// Makes the queue pair, a reliable one, fail because of a request that it refuses with `status`. `epoch` is the
+    /// queue pair's when the request was sent.
     #[cold]
-    pub(crate) fn fail_for_refused_request(&self, status: ibv_wc_status) {
+    fn fail_for_refused_request(&self, epoch: u32, status: ibv_wc_status) {
         let event = if status == IBV_WC_REM_ACCESS_ERR {
             IBV_EVENT_QP_ACCESS_ERR
         } else {
             IBV_EVENT_QP_REQ_ERR
         };
         if let Some(dest) = self.peer.segment.qp(self.qp_index) {
-            dest.requester_caused_event_plus_1
-                .store(1 + event, Ordering::Release);
+            dest.report_refused_request(epoch, event);
             self.peer.wake_engine();
         }
     }
@@ -212,7 +212,8 @@ pub(super) fn fail_refused_request(
         why::take_last_cause();
         return ExecutionResult::NotPossibleYet;
     }
-    out.target_qp().fail_for_refused_request(status);
+    out.target_qp()
+        .fail_for_refused_request(out.dest_epoch, status);
     ExecutionResult::Failed(status)
 }
 
