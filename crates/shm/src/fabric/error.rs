@@ -30,7 +30,7 @@ pub enum FabricError {
     },
     /// Processes of another version are using the folder.
     #[error(
-        "the fabric in {path} is in use by a different version of Verbatim (layout {found:#x}, this one has \
+        "the fabric in {path} is in use by a different version of Verbatim (layout {found}, this one has \
          layout {LAYOUT_VERSION}); stop its processes, or choose another place with VERBATIM_FABRIC_DIR"
     )]
     OtherLayoutVersion {
