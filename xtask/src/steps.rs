@@ -361,7 +361,7 @@ const RXE_SUITE_ENV: &[(&str, &str)] = &[
     ("VERBATIM_TEST_GID_INDEX", "1"),
     (
         "VERBATIM_TEST_WITHOUT",
-        "implicit-odp,moderation,multicast,null-mr,raw-packets,tags,windows,xrc",
+        "implicit-odp,moderation,multicast,null-mr,raw-packets,tags,xrc",
     ),
 ];
 

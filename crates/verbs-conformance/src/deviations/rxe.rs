@@ -43,6 +43,10 @@ pub(super) const RXE: Deviations = Deviations {
             title: "Memory and arguments",
             deviations: MEMORY_DEVIATIONS,
         },
+        DeviationTopic {
+            title: "Memory windows",
+            deviations: WINDOW_DEVIATIONS,
+        },
     ],
     with_distant_peer: DeviationTopic {
         title: "With a peer whose answers take time",
@@ -366,6 +370,58 @@ const MEMORY_DEVIATIONS: &[Deviation] = &[
         "`ibv_create_cq_ex` takes attributes with fields that it does not know",
         "ibv_create_cq_ex",
     ),
+];
+
+const WINDOW_DEVIATIONS: &[Deviation] = &[
+    Deviation::new(
+        WrongResult,
+        "windows::a_window_gives_only_what_was_bound",
+        "a WRITE in front of a window is taken: only the bounds of its region are checked",
+        "in the case before",
+    )
+    .mark_of_second_queue_pair(),
+    Deviation::new(
+        WrongResult,
+        "windows::local_invalidation_ends_access",
+        "a window of type 2 that was invalidated cannot be bound again under the next key",
+        "status 6",
+    )
+    .mark_of_second_queue_pair(),
+    Deviation::new(
+        WrongResult,
+        "windows::remote_invalidation_ends_access_and_is_in_the_wc",
+        "the completion of a SEND with Invalidate does not name the key",
+        "left: None",
+    )
+    .mark_of_second_queue_pair(),
+    Deviation::new(
+        WrongResult,
+        "windows::a_region_with_a_bound_window_is_busy",
+        "`ibv_dereg_mr` of a region with a bound window is EINVAL",
+        "left: 22",
+    )
+    .mark_of_second_queue_pair(),
+    Deviation::new(
+        WrongResult,
+        "windows::binds_that_break_a_rule_fail",
+        "a bind with a key of another index is taken",
+        "in the case a key of its own choice",
+    )
+    .mark_of_second_queue_pair(),
+    Deviation::new(
+        WrongResult,
+        "windows::a_key_that_cannot_be_invalidated_fails_the_work_request",
+        "a queue pair invalidates the window that another one has bound",
+        "in the case another queue pair's",
+    )
+    .mark_of_second_queue_pair(),
+    Deviation::new(
+        WrongResult,
+        "windows::a_remote_invalidation_of_a_foreign_key_fails_both_sides",
+        "the sender of a SEND with Invalidate succeeds although the responder cannot invalidate the key",
+        "expected one of [11, 10, 12]",
+    )
+    .mark_of_second_queue_pair(),
 ];
 
 const LOSES_UNACKNOWLEDGED_WR_BEHAVIOUR: &str = "a WR that fails at once leaves the WR before it without a completion, if \
