@@ -7,7 +7,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
 
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{
+    MapFlags, MprotectFlags, MremapFlags, ProtFlags, mmap_anonymous, mprotect, mremap_fixed, munmap,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::provider::ProviderKind;
@@ -95,21 +97,48 @@ impl ZeroedMemory {
     /// Maps `pages` zeroed pages, whose protection can be changed.
     #[must_use]
     pub fn map_pages(pages: usize) -> Self {
-        let len = pages * PAGE;
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let ptr = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        };
+        unsafe { Self::map_pages_at(std::ptr::null_mut(), pages * PAGE, MapFlags::empty()) }
+    }
+
+    /// Maps `len` bytes of zeroed pages.
+    ///
+    /// # Safety
+    /// With [`MapFlags::FIXED`], nothing uses the memory at `at`.
+    unsafe fn map_pages_at(at: *mut c_void, len: usize, flags: MapFlags) -> Self {
+        let writable = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as the caller guarantees; otherwise a new mapping at an address that the kernel chooses.
+        let ptr = unsafe { mmap_anonymous(at, len, writable, MapFlags::PRIVATE | flags) };
         let ptr = NonNull::new(ptr.expect("mmap").cast()).expect("mmap gave NULL");
         Self {
             ptr,
             len,
             backing_allocation: BackingAllocation::Pages(len),
+        }
+    }
+
+    /// Moves [`pages`](Self::map_pages) to another address by `mremap(2)`. Returns new pages at the old address; `None` if
+    /// the kernel refuses to move them.
+    #[must_use]
+    pub fn move_pages(&mut self) -> Option<Self> {
+        assert!(matches!(
+            self.backing_allocation,
+            BackingAllocation::Pages(_)
+        ));
+        let (old, target) = (self.as_ptr(), Self::map_pages(self.len / PAGE));
+        // SAFETY: both ranges are mapped and disjoint, and `target`, which is overwritten, is used nowhere else.
+        unsafe {
+            mremap_fixed(
+                old,
+                self.len,
+                self.len,
+                MremapFlags::MAYMOVE,
+                target.as_ptr(),
+            )
+            .ok()?;
+            self.ptr = target.ptr;
+            std::mem::forget(target);
+            Some(Self::map_pages_at(old, self.len, MapFlags::FIXED))
         }
     }
 

@@ -14,6 +14,10 @@
 //! - Peers write to private regions by system call, and so does the engine on behalf of peers. Pages that
 //!   contain such a region stay private.
 //! - A forked child must not share pages with its parent: `fork` gives the child private copies.
+//! - `mremap` moves shared pages, and may make their mapping longer: it would reach the pages of other memory.
+//!   `realloc` of the GNU C library does so. The first page of a shared range is therefore a mapping of its own:
+//!   `mremap` of the range fails, and `realloc` copies. Where pages have moved nevertheless, they are made private
+//!   at their new place, and no other memory takes their place in the file.
 //! - `madvise(MADV_DONTNEED)` keeps the contents of shared pages, although allocators expect zeros. Pages are
 //!   therefore shared only if `malloc` is the GNU C library's, which does not expect zeros.
 
@@ -27,6 +31,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::mm::{Advice, madvise};
 
 use super::fork;
 use super::page::PAGE_BYTES;
@@ -39,7 +44,7 @@ use super::shared_pages::{SharedFile, SharedPages, lock_shared_pages};
 const MAX_SHARED_REGION_BYTES: usize = 64 << 20;
 
 /// Maximum number of regions shared at a time. Each shared region may split a mapping of this
-/// process in three, and Linux permits a process 65,530 mappings (`vm.max_map_count`).
+/// process in four, and Linux permits a process 65,530 mappings (`vm.max_map_count`).
 const MAX_SHARED_REGIONS: usize = 8192;
 
 /// Thread id of the engine, which may run while pages are shared, because its writes are known.
@@ -208,6 +213,11 @@ impl SharedPages {
     /// Replaces the private pages in the range `pages` by pages of the file.
     fn share(&mut self, areas: &[ProcessMapping], pages: &Range<usize>) -> io::Result<SharedFile> {
         let file = self.file_or_create()?;
+        if mapped_parts_of_file(areas, &file, pages).any(|(_, area)| area.has_moved()) {
+            return Err(sharing_refused_error(
+                "pages that were registered here are mapped elsewhere now",
+            ));
+        }
         let mut private: Vec<Range<usize>> = Vec::new();
         for (part, area) in parts_by_mapping(areas, pages) {
             if area.maps_shared_file(&file) {
@@ -237,6 +247,7 @@ impl SharedPages {
             // asleep, and would have to unmap memory that is being registered. This thread does not write to
             // the pages (just checked).
             unsafe { replace_pages(part, PageSource::Shared(file.fd.as_fd())) }?;
+            separate_first_page(part);
         }
         Ok(file)
     }
@@ -249,15 +260,20 @@ impl SharedPages {
         }
         let areas = self.mappings_of_process()?;
         for range in free {
-            for (part, area) in parts_by_mapping(&areas, &range) {
-                if area.maps_shared_file(file) && area.is_writable && !overlaps_used_stack(&part) {
+            let mut is_still_mapped = false;
+            for (part, area) in mapped_parts_of_file(&areas, file, &range) {
+                if area.is_readable && area.is_writable && !overlaps_used_stack(&part) {
                     // SAFETY: as in `share`; the region on these pages has just been deregistered.
                     unsafe { replace_pages(&part, PageSource::Private) }?;
+                } else {
+                    is_still_mapped = true;
                 }
             }
-            let (from, len) = (range.start as u64, range.len() as u64);
-            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(&file.fd, punch, from, len)?;
+            if !is_still_mapped {
+                let (from, len) = (range.start as u64, range.len() as u64);
+                let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(&file.fd, punch, from, len)?;
+            }
         }
         Ok(())
     }
@@ -267,6 +283,11 @@ impl ProcessMapping {
     /// Returns true if the area maps the file's pages for these addresses.
     fn maps_shared_file(&self, file: &SharedFile) -> bool {
         self.inode == file.inode && self.file_offset == self.start as u64 && self.is_readable
+    }
+
+    /// Returns true if the area, which maps the file of shared pages, is no longer at the address of its pages.
+    fn has_moved(&self) -> bool {
+        self.file_offset != self.start as u64
     }
 
     /// Returns true for anonymous memory, as `malloc` and `mmap` return it. A main thread's stack is
@@ -290,6 +311,36 @@ fn parts_by_mapping<'a>(
         let part = area.start.max(range.start)..area.end.min(range.end);
         (part.start < part.end).then_some((part, area))
     })
+}
+
+/// Returns the mapped parts of the file at the offsets `range`, each with its area. The program may have moved them.
+fn mapped_parts_of_file<'a>(
+    areas: &'a [ProcessMapping],
+    file: &SharedFile,
+    range: &Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, &'a ProcessMapping)> {
+    let (range, inode) = (range.clone(), file.inode);
+    let of_file = areas.iter().filter(move |area| area.inode == inode);
+    of_file.filter_map(move |area| {
+        let offset = usize::try_from(area.file_offset).ok()?;
+        let end = offset.checked_add(area.end.checked_sub(area.start)?)?;
+        let part = offset.max(range.start)..end.min(range.end);
+        (part.start < part.end).then(|| {
+            let at = |file_offset| area.start + (file_offset - offset);
+            (at(part.start)..at(part.end), area)
+        })
+    })
+}
+
+/// Makes the first page of `range`, which has just been shared, a mapping of its own.
+fn separate_first_page(range: &Range<usize>) {
+    let first: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
+    // SAFETY: the advice is about reading ahead, which pages in memory do not need. The kernel does not merge
+    // mappings of different advice.
+    let advised = unsafe { madvise(first, PAGE_BYTES, Advice::Random) };
+    if let Err(e) = advised {
+        tracing::debug!("{range:#x?} stays one mapping: {e}");
+    }
 }
 
 /// Returns true if `range` overlaps the part of this thread's stack that sharing is going to use.

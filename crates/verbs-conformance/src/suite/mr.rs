@@ -20,6 +20,9 @@ tests! { "mr";
     a_range_that_wraps_is_refused [],
     registering_zero_bytes_does_not_crash [],
     any_alignment_and_length [],
+    a_registered_block_that_grows_keeps_its_bytes [],
+    registered_pages_that_move_keep_their_bytes [],
+    pages_that_become_read_only_keep_their_bytes [],
     overlapping_regions_are_separate [],
     keys_differ_and_cannot_be_guessed [RandomKeys],
     keys_are_not_reused_at_once [RandomKeys],
@@ -119,6 +122,69 @@ fn a_range_that_wraps_is_refused(env: &TestEnv) {
         let allowed = [libc::EFAULT, libc::EINVAL, libc::ENOMEM];
         assert!(allowed.contains(&errno), "length {len:#x}: errno {errno}");
     }
+}
+
+/// A program that makes its buffer longer registers it anew, before or after it deregisters the old one. `realloc` of
+/// the GNU C library moves the pages of such a block (`mremap`).
+fn a_registered_block_that_grows_keeps_its_bytes(env: &TestEnv) {
+    const BYTES: usize = 200_000;
+    let pd = Context::open(env).alloc_pd();
+    for grows in 0..2 {
+        record_case(format!("block {grows} grows"));
+        // Such blocks are neighbours in memory.
+        let mut blocks = [vec![1_u8; BYTES], vec![2; BYTES]];
+        let register = |block: &mut Vec<u8>| {
+            pd.try_reg(block.as_mut_ptr().cast(), block.len(), ALL_ACCESS).expect("ibv_reg_mr")
+        };
+        let old = blocks.each_mut().map(register);
+        blocks[grows].resize(20 * BYTES, 3);
+        let other = 1 - grows;
+        let expect_own_bytes = |blocks: &[Vec<u8>; 2]| {
+            let (kept, new) = blocks[grows].split_at(BYTES);
+            assert!(kept.iter().all(|&byte| usize::from(byte) == grows + 1));
+            assert!(new.iter().all(|&byte| byte == 3));
+            assert!(blocks[other].iter().all(|&byte| usize::from(byte) == other + 1));
+        };
+        expect_own_bytes(&blocks);
+        let new = register(&mut blocks[grows]);
+        expect_own_bytes(&blocks);
+        drop(old);
+        expect_own_bytes(&blocks);
+        drop(new);
+        expect_own_bytes(&blocks);
+    }
+}
+
+fn registered_pages_that_move_keep_their_bytes(env: &TestEnv) {
+    let pd = Context::open(env).alloc_pd();
+    let mut memory = ZeroedMemory::map_pages(49);
+    let mr = pd.reg(&memory, ALL_ACCESS);
+    memory.fill_with_pattern(1);
+    let Some(others) = memory.move_pages() else {
+        return;
+    };
+    memory.assert_whole_pattern(1);
+    others.fill_with_pattern(2);
+    let mr_of_others = pd.reg(&others, ALL_ACCESS);
+    memory.assert_whole_pattern(1);
+    memory.fill_with_pattern(3);
+    others.assert_whole_pattern(2);
+    drop(mr);
+    memory.assert_whole_pattern(3);
+    others.assert_whole_pattern(2);
+    drop(mr_of_others);
+    memory.assert_whole_pattern(3);
+    others.assert_whole_pattern(2);
+}
+
+fn pages_that_become_read_only_keep_their_bytes(env: &TestEnv) {
+    let pd = Context::open(env).alloc_pd();
+    let memory = ZeroedMemory::map_pages(2);
+    let mr = pd.reg(&memory, ALL_ACCESS);
+    memory.fill_with_pattern(1);
+    memory.protect_page(0, true);
+    drop(mr);
+    memory.assert_whole_pattern(1);
 }
 
 /// Linux refuses to register 0 bytes, and some devices accept a length of 0; no NIC may crash.
