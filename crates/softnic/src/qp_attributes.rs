@@ -23,7 +23,6 @@ pub(crate) fn attributes_to_check(attr: &ibv_qp_attr) -> AttributesToCheck {
         alt_pkey_index: attr.alt_pkey_index,
         max_rd_atomic: attr.max_rd_atomic,
         max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
         port_num: attr.port_num,
         timeout: attr.timeout,
         retry_cnt: attr.retry_cnt,

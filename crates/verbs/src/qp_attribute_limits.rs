@@ -43,7 +43,6 @@ pub(crate) fn attribute_values_and_maxima(
     let pkey_index = most.pkey_table_len.saturating_sub(1);
     let (rd, dest_rd) = (most.max_rd_atomic, most.max_dest_rd_atomic);
     let (max_rd, max_dest_rd) = (a.max_rd_atomic.into(), a.max_dest_rd_atomic.into());
-    let timer = a.min_rnr_timer.into();
     let all = [
         (
             IBV_QP_PORT,
@@ -70,7 +69,6 @@ pub(crate) fn attribute_values_and_maxima(
         (IBV_QP_TIMEOUT, "timeout", a.timeout.into(), 31),
         (IBV_QP_RETRY_CNT, "retry_cnt", a.retry_cnt.into(), 7),
         (IBV_QP_RNR_RETRY, "rnr_retry", a.rnr_retry.into(), 7),
-        (IBV_QP_MIN_RNR_TIMER, "min_rnr_timer", timer, 31),
         (IBV_QP_MAX_QP_RD_ATOMIC, "max_rd_atomic", max_rd, rd),
         (
             IBV_QP_MAX_DEST_RD_ATOMIC,

@@ -79,7 +79,6 @@ pub struct AttributesToCheck {
     pub alt_pkey_index: u16,
     pub max_rd_atomic: u8,
     pub max_dest_rd_atomic: u8,
-    pub min_rnr_timer: u8,
     pub port_num: u8,
     pub timeout: u8,
     pub retry_cnt: u8,

@@ -221,7 +221,7 @@ pub(super) struct AttributeValueAndRange {
 pub(super) fn attribute_ranges(
     attr: &AttributesToCheck,
     limits: &DeviceLimits,
-) -> [AttributeValueAndRange; 20] {
+) -> [AttributeValueAndRange; 19] {
     let range = |bit, field, value, min, max| AttributeValueAndRange {
         mask_bit: bit,
         field_name: field,
@@ -279,13 +279,6 @@ pub(super) fn attribute_ranges(
         ),
         range(IBV_QP_RQ_PSN, "rq_psn", attr.rq_psn, 0, MAX_24_BIT),
         range(IBV_QP_SQ_PSN, "sq_psn", attr.sq_psn, 0, MAX_24_BIT),
-        range(
-            IBV_QP_MIN_RNR_TIMER,
-            "min_rnr_timer",
-            attr.min_rnr_timer.into(),
-            0,
-            MAX_5_BIT,
-        ),
         range(IBV_QP_TIMEOUT, "timeout", attr.timeout.into(), 0, MAX_5_BIT),
         range(
             IBV_QP_RETRY_CNT,

@@ -350,9 +350,6 @@ fn every_range() -> Vec<(QpState, QpState, &'static str, u32, u32, Set)> {
         (Init, Rtr, "max_dest_rd_atomic", 0, 32, |a, v| {
             a.max_dest_rd_atomic = byte(v)
         }),
-        (Init, Rtr, "min_rnr_timer", 0, 31, |a, v| {
-            a.min_rnr_timer = byte(v)
-        }),
         (Init, Rtr, "alt_port_num", 1, 2, |a, v| {
             a.alt_port_num = byte(v)
         }),
@@ -516,7 +513,7 @@ proptest! {
             [numbers[0], numbers[1], numbers[2], numbers[3]];
         [attr.rq_psn, attr.sq_psn, attr.dest_qp_num] = [numbers[4], numbers[5], numbers[6]];
         [attr.port_num, attr.timeout, attr.retry_cnt, attr.rnr_retry] = [bytes[0], bytes[1], bytes[2], bytes[3]];
-        [attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.min_rnr_timer] = [bytes[4], bytes[5], bytes[6]];
+        [attr.max_rd_atomic, attr.max_dest_rd_atomic] = [bytes[4], bytes[5]];
         [attr.ah_attr.port_num, attr.ah_attr.sgid_index] = [bytes[7], bytes[9]];
         attr.ah_attr.is_global = bytes[8] != 0;
         let limits = DeviceLimits {

@@ -31,6 +31,7 @@ tests! { "state";
     rd_atomic_beyond_the_device_limit_is_refused [],
     a_pkey_index_beyond_the_table_is_refused [],
     a_path_mtu_that_there_is_not_is_refused [],
+    an_rnr_timer_beyond_its_field_is_cut [],
     a_refused_change_changes_nothing [],
     unknown_states_are_refused [],
     a_wrong_current_state_is_refused [],
@@ -320,6 +321,18 @@ fn a_path_mtu_that_there_is_not_is_refused(env: &TestEnv) {
             (IBV_QPS_RTR, "path MTU 6", |a, _, _| a.path_mtu = 6),
         ],
     );
+}
+
+/// The field has 5 bits (IBTA vol. 1, 9.7.5.2.8), and no driver checks the others: Soft-RoCE and mlx5 take the lower bits.
+/// DLSlime passes 32.
+fn an_rnr_timer_beyond_its_field_is_cut(env: &TestEnv) {
+    let spec = QpSpec::rc().with_change(|s| s.min_rnr_timer = 32 + 1);
+    let pair = spec.create_connected_pair(env);
+    pair.a.post(send([]).with_id(1));
+    std::thread::sleep(std::time::Duration::from_millis(10));
+    pair.b.post_recv(2, []);
+    pair.b.await_recv_completion().expect_received(2, 0);
+    pair.a.await_send_completion().expect_sent(1, Verb::Send);
 }
 
 type AttributeChange = fn(&mut ibv_qp_attr, &ibv_device_attr, &ibv_port_attr);
