@@ -30,11 +30,27 @@ impl WaitTimer {
     }
 }
 
-/// Returns the nanoseconds that a reliable requester waits for a response before it fails. Returns `None` for timeout
-/// code 0, which means no limit. "The timeout has passed `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
+/// Shortest timeout with a peer whose process lives, in nanoseconds: code 14, which most programs ask for.
+///
+/// An adapter answers without a processor core. A thread of the peer's process needs one, and waits for it for tens of
+/// milliseconds on a busy host. By packets, lost ones do not wait for the timeout, since the requester probes before.
+///
+/// Adapters have such a limit, too. Programs ask for less (the crate `ibverbs-rs`: code 4, 65 µs), and send while the
+/// peer is still on its way to RTR.
+const MIN_LIVE_PEER_TIMEOUT_NS: u64 = 4096 << 14;
+
+/// Returns the time in nanoseconds that one answer of a live peer may take with this code of `timeout`. `None` means no
+/// limit.
 #[must_use]
-pub fn total_response_wait_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
-    ack_timeout_ns(timeout).map(|timeout| timeout * (u64::from(retry_cnt) + 1))
+pub fn live_peer_timeout_ns(timeout: u8) -> Option<u64> {
+    ack_timeout_ns(timeout).map(|ns| ns.max(MIN_LIVE_PEER_TIMEOUT_NS))
+}
+
+/// Returns the nanoseconds that a reliable requester waits for a response before it fails. `timeout_ns` is the time that
+/// one answer may take; `None` means no limit. "The timeout has passed `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
+#[must_use]
+pub fn total_response_wait_ns(timeout_ns: Option<u64>, retry_cnt: u8) -> Option<u64> {
+    timeout_ns.map(|timeout| timeout * (u64::from(retry_cnt) + 1))
 }
 
 /// Returns the nanoseconds that a reliable requester waits for the responder to post a receive. Returns `None` for
@@ -54,14 +70,23 @@ mod tests {
 
     #[test]
     fn silence_is_borne_for_the_first_try_and_each_retry() {
-        let timeout = ack_timeout_ns(14).unwrap();
+        let timeout = ack_timeout_ns(14);
         for retries in 0..8 {
-            let patience = timeout * (u64::from(retries) + 1);
-            assert_eq!(total_response_wait_ns(14, retries), Some(patience));
+            let patience = timeout.unwrap() * (u64::from(retries) + 1);
+            assert_eq!(total_response_wait_ns(timeout, retries), Some(patience));
         }
-        assert_eq!(total_response_wait_ns(0, 0), None);
+        assert_eq!(total_response_wait_ns(ack_timeout_ns(0), 0), None);
         // The longest time does not overflow a `u64`.
-        assert!(total_response_wait_ns(31, 7).is_some());
+        assert!(total_response_wait_ns(ack_timeout_ns(31), 7).is_some());
+    }
+
+    #[test]
+    fn a_live_peer_has_time_whatever_the_program_asks_for() {
+        assert_eq!(live_peer_timeout_ns(0), None);
+        for code in 1..=14 {
+            assert_eq!(live_peer_timeout_ns(code), ack_timeout_ns(14));
+        }
+        assert_eq!(live_peer_timeout_ns(15), ack_timeout_ns(15));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use nic_core::qp_state::path_mtu_bytes;
+use nic_core::retry_timeouts::live_peer_timeout_ns;
 use roce::psn::Psn;
 use roce::rc::requester::{Requester, RequesterConfig};
 use roce::rc::responder::{Responder, ResponderConfig};
@@ -152,7 +153,7 @@ impl Qp {
                     pkey: DEFAULT_PKEY,
                     mtu_bytes,
                     first_psn,
-                    timeout_ns: send::packet_timeout_ns(new_attr.timeout),
+                    timeout_ns: live_peer_timeout_ns(new_attr.timeout),
                     retry_cnt: new_attr.retry_cnt,
                     rnr_retry: new_attr.rnr_retry,
                     max_rd_atomic: new_attr.max_rd_atomic,

@@ -1,6 +1,7 @@
 //! SEND on RC and UC, and the handling of a peer that does not answer.
 
-use nic_core::retry_timeouts::total_response_wait_ns;
+use nic_core::qp_state::ack_timeout_ns;
+use nic_core::retry_timeouts::{live_peer_timeout_ns, total_response_wait_ns};
 
 use super::*;
 
@@ -189,7 +190,14 @@ pub(super) fn fail_too_long(len: u64, max: u32) -> ExecutionResult {
 pub(super) fn has_retry_time_passed(qp: &Qp, sq: &mut SendQueue) -> bool {
     let (timeout, retry_cnt) = qp.timeout_and_retry_cnt();
     let waited = sq.peer_silence_wait.start_or_elapsed_ns(now_ns());
-    total_response_wait_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
+    let passed = |timeout_ns: Option<u64>| {
+        total_response_wait_ns(timeout_ns, retry_cnt).is_some_and(|patience| waited >= patience)
+    };
+    let has_ended = || {
+        let out = sq.peer_ring.as_ref();
+        out.is_some_and(|out| out.peer.kernel_says_ended())
+    };
+    passed(live_peer_timeout_ns(timeout)) || (passed(ack_timeout_ns(timeout)) && has_ended())
 }
 
 /// Executes a SEND on RC or UC.

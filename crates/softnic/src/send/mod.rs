@@ -29,7 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use ::faults::WorkRequestFault;
-use nic_core::qp_state::ack_timeout_ns;
 use nic_core::retry_timeouts::WaitTimer;
 use nic_core::transport_opcodes::{carries_payload, completion_opcode};
 use verbs_abi::*;
@@ -77,8 +76,7 @@ pub(crate) use one_sided::{
     required_pd_number,
 };
 pub(crate) use packets::{
-    ConnectedRequester, packet_timeout_ns, process_answer_or_congestion_notice,
-    transmit_after_answers,
+    ConnectedRequester, process_answer_or_congestion_notice, transmit_after_answers,
 };
 pub(crate) use post::{post_send, post_send_all_or_none, post_send_under_faults, post_send_xrc};
 pub(crate) use progress::{

@@ -17,17 +17,6 @@ use link::PacketFlow;
 /// their region a second time costs more.
 const MAX_COPIED_PAYLOAD_BYTES: u64 = 256;
 
-/// Shortest timeout by packets, in nanoseconds: code 14, which most programs ask for.
-///
-/// An adapter answers without a processor core. A thread of the peer's process needs one, and waits for it for tens of
-/// milliseconds on a busy host. Lost packets do not wait for the timeout, since the requester probes before.
-const MIN_PACKET_TIMEOUT_NS: u64 = 4096 << 14;
-
-/// Returns the time that an answer by packets may take with this code of `timeout`. `None` means no limit.
-pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
-    ack_timeout_ns(timeout).map(|ns| ns.max(MIN_PACKET_TIMEOUT_NS))
-}
-
 /// The requester of a connected queue pair that reaches its peer by packets.
 pub(crate) struct ConnectedRequester {
     state_machine: RequesterMachine,

@@ -343,7 +343,7 @@ impl SendQueue {
             .as_mut()
             .and_then(|wire| wire.rc_requester())
         {
-            requester.set_timeout_ns(packet_timeout_ns(timeout));
+            requester.set_timeout_ns(nic_core::retry_timeouts::live_peer_timeout_ns(timeout));
             requester.set_retry_cnt(retry_cnt);
             requester.set_rnr_retry(rnr_retry);
         }
