@@ -67,7 +67,7 @@ impl SweepSetting {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Sweep")]
 pub(crate) struct SweepArgs {
-    /// The setting that is turned; each combination of the others is a series [default: cores]
+    /// The setting that is turned; each combination of the others is a series. Not every command has all of them
     #[arg(long, value_enum, value_name = "KNOB", requires = "values")]
     pub(crate) over: Option<SweepSetting>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind
@@ -98,9 +98,13 @@ impl SweepArgs {
             }
             let mut args = args.clone();
             if !set(&mut args, knob, value)? {
+                let has =
+                    |knob: &SweepSetting| !matches!(set(&mut args.clone(), *knob, 1), Ok(false));
+                let known = SweepSetting::value_variants().iter().copied().filter(has);
                 bail!(
-                    "--over {}: there is no such setting here; `--help` lists the settings",
-                    knob.name()
+                    "--over {}: this command has no such setting; it has {}",
+                    knob.name(),
+                    known.map(SweepSetting::name).collect::<Vec<_>>().join(", ")
                 );
             }
             Ok((Some(value), args))
@@ -155,7 +159,7 @@ pub(crate) fn refuse_flag_of_swept_setting(matches: &ArgMatches) -> Result<()> {
     for flag in flags {
         if is_given(&flag.replace('-', "_")) {
             bail!(
-                "--{flag} is what is swept; give its values by --values alone, or sweep another setting by --over"
+                "--{flag} is what is swept; give its values by --values only, or sweep another setting by --over"
             );
         }
     }
