@@ -1,6 +1,6 @@
 //! Functions that make, copy and close descriptors.
 
-use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_ulong, c_void};
 
 use libc::{sockaddr, socklen_t};
 use sockets::{program_calls, real_libc};
@@ -55,30 +55,6 @@ pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
     }
     // SAFETY: as the caller calls it.
     unsafe { real_libc::fclose(stream) }
-}
-
-/// `syscall(2)`: there is no `io_uring`, which would move bytes past this library. The arguments are there as far as the
-/// system call has some; the others are what lies in their registers.
-///
-/// # Safety
-/// That of the C library's function of this name.
-// SAFETY: as above.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(
-    number: c_long,
-    a: c_long,
-    b: c_long,
-    c: c_long,
-    d: c_long,
-    e: c_long,
-    f: c_long,
-) -> c_long {
-    if number == libc::SYS_io_uring_setup {
-        real_libc::set_errno(libc::ENOSYS);
-        return FAILED.into();
-    }
-    // SAFETY: as the caller calls it.
-    unsafe { real_libc::syscall(number, a, b, c, d, e, f) }
 }
 
 export! {

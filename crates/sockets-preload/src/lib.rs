@@ -6,6 +6,8 @@
 
 pub mod descriptors;
 pub mod send_and_receive;
+pub mod system_calls;
+pub mod threads;
 pub mod waiting;
 
 use std::ffi::c_int;

@@ -23,7 +23,7 @@ use crate::page_side::PageAndSide;
 use crate::parked_watches::ParkedWatches;
 use crate::remote_peer::RemotePeer;
 use crate::ring::Ring;
-use crate::{ended_connection_totals, real_libc, remove_stale_pages};
+use crate::{ended_connection_totals, own_calls, real_libc, remove_stale_pages};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE_SETUP: u32 = 3;
@@ -333,6 +333,12 @@ impl Conn {
 
     /// Demotes both directions to TCP. Bytes that were sent by RDMA are received before bytes sent by TCP.
     pub(crate) fn demote(&self, fd: i32, reason: NotRdmaReason) {
+        if self.phase() != Phase::Tcp {
+            own_calls::without_table_changes(|| self.demote_using_nic(fd, reason));
+        }
+    }
+
+    fn demote_using_nic(&self, fd: i32, reason: NotRdmaReason) {
         let mut setup = lock(&self.setup);
         match self.phase() {
             Phase::Tcp => return,
@@ -417,6 +423,11 @@ impl Conn {
     /// Releases the connection when the last descriptor of this process is closed.
     pub(crate) fn release(&self, fd: i32) {
         let before = real_libc::errno();
+        own_calls::as_library(|| self.release_as_library(fd));
+        real_libc::set_errno(before);
+    }
+
+    fn release_as_library(&self, fd: i32) {
         let mut setup = lock(&self.setup);
         if self.phase() == Phase::WaitingForPeer {
             self.stay_on_tcp(&mut setup, NotRdmaReason::Shutdown);
@@ -445,7 +456,6 @@ impl Conn {
         *setup = SetupState::default();
         self.set_phase(Phase::Tcp);
         self.parked_watches.unpark();
-        real_libc::set_errno(before);
     }
 
     /// Closes this side.

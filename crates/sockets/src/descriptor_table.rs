@@ -127,7 +127,7 @@ pub(crate) fn find_epoll(fd: i32) -> Option<&'static Epoll> {
 
 /// Registers a descriptor as a connection.
 pub(crate) fn add_conn(fd: i32) -> Option<&'static Conn> {
-    remove_entry(fd);
+    remove_stale_entry(fd);
     let (slot, index) = (entry_word_or_create(fd)?, CONNS.allocate()?);
     let conn = CONNS.get(index)?;
     conn.reset();
@@ -152,7 +152,7 @@ pub(crate) fn renew_conn(fd: i32, old: &'static Conn) -> Option<&'static Conn> {
 
 /// Registers a descriptor as an epoll instance.
 pub(crate) fn add_epoll(fd: i32) -> Option<()> {
-    remove_entry(fd);
+    remove_stale_entry(fd);
     let (slot, index) = (entry_word_or_create(fd)?, EPOLLS.allocate()?);
     EPOLLS.get(index)?.reset();
     slot.store((index + 1) << 1 | 1, Ordering::Release);
@@ -164,7 +164,7 @@ pub(crate) fn duplicate_entry(from: i32, to: i32) {
     if from == to {
         return;
     }
-    remove_entry(to);
+    remove_stale_entry(to);
     let Some(found) = find_entry(from) else {
         return;
     };
@@ -179,8 +179,22 @@ pub(crate) fn duplicate_entry(from: i32, to: i32) {
     slot.store(value, Ordering::Release);
 }
 
-/// Removes the entry of a descriptor that is about to be closed or is already reused.
+/// Removes the entry of a descriptor that is about to be closed.
 pub(crate) fn remove_entry(fd: i32) {
+    remove_entry_of(fd, fd);
+}
+
+/// Removes the entry of a descriptor that the program has closed past this library. The number is that of a new
+/// descriptor, which the release of the old connection must not touch.
+fn remove_stale_entry(fd: i32) {
+    remove_entry_of(fd, NO_DESCRIPTOR);
+}
+
+/// A number that no descriptor has.
+const NO_DESCRIPTOR: i32 = -1;
+
+/// Removes the entry of a number. `open_fd` is the descriptor of the object, if it is still open.
+fn remove_entry_of(fd: i32, open_fd: i32) {
     let Some(slot) = entry_word(fd) else { return };
     if slot.load(Ordering::Relaxed) == 0 {
         return;
@@ -189,7 +203,7 @@ pub(crate) fn remove_entry(fd: i32) {
         Some(DescriptorEntry::Conn(conn, index))
             if conn.descriptor_refs().fetch_sub(1, Ordering::AcqRel) == 1 =>
         {
-            conn.release(fd);
+            conn.release(open_fd);
             CONNS.free(index);
         }
         Some(DescriptorEntry::Epoll(epoll, index))

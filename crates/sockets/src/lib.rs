@@ -31,6 +31,7 @@ mod ended_connection_totals;
 #[allow(unsafe_code)]
 mod mapped_words;
 mod not_rdma_reason;
+pub mod own_calls;
 mod page_side;
 mod parked_watches;
 #[allow(unsafe_code)]

@@ -14,6 +14,7 @@ use verbs::{
 
 use crate::connection_page::{ConnectionPage, connections_folder_of, state};
 use crate::iovec_cursor::IovecCursor;
+use crate::own_calls;
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
 /// Bytes that are copied into registered memory and published at a time.
@@ -297,7 +298,9 @@ impl Nic {
     fn take_or_alloc_staging_buffer(&self) -> io::Result<MemoryRegion> {
         match lock(&self.free_staging_buffers).pop() {
             Some(stage) => Ok(stage),
-            None => Ok(self.pd.alloc(STAGING_BUFFER_BYTES, Access::LOCAL_WRITE)?),
+            None => Ok(own_calls::without_table_changes(|| {
+                self.pd.alloc(STAGING_BUFFER_BYTES, Access::LOCAL_WRITE)
+            })?),
         }
     }
 }
@@ -439,7 +442,8 @@ impl Sender {
     pub(crate) fn poll_hello_state(&mut self) -> io::Result<HelloState> {
         if self.hello_state == HelloState::Sent {
             let mut buffer = WcBuffer::<4>::new();
-            if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
+            let polled = own_calls::without_table_changes(|| self.cq.poll(&mut buffer));
+            if let Some(wc) = polled?.next() {
                 wc.map_err(|failed| io::Error::other(failed.to_string()))?;
                 self.hello_state = HelloState::ReceivedByPeer;
             }
@@ -528,8 +532,8 @@ impl Sender {
     fn post_postlist(&mut self, signaled: bool) -> io::Result<()> {
         let last = self.postlist.len() - 1;
         self.postlist.set_signaled(last, signaled);
-        self.qp
-            .post_send(&mut self.postlist)
+        // The NIC opens and closes files, such as those of a port's counters, while it has the send queue locked.
+        own_calls::without_table_changes(|| self.qp.post_send(&mut self.postlist))
             .map_err(io::Error::other)
     }
 
@@ -539,7 +543,8 @@ impl Sender {
         let mut next_check = None;
         // The NIC completes every work request in the end, with an error if the peer has died.
         loop {
-            if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
+            let polled = own_calls::without_table_changes(|| self.cq.poll(&mut buffer));
+            if let Some(wc) = polled?.next() {
                 return wc
                     .map(|_| ())
                     .map_err(|failed| io::Error::other(failed.to_string()));

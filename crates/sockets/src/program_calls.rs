@@ -8,15 +8,19 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_uint, epoll_event, pollfd};
 
+use crate::conn::Conn;
 use crate::descriptor_table::DescriptorEntry;
 use crate::epoll::WatchedObject;
 use crate::iovec_cursor::IovecCursor;
 use crate::not_rdma_reason::NotRdmaReason;
 use crate::poll::SelectSets;
-use crate::{descriptor_table, nic, pipe, poll, real_libc};
+use crate::{descriptor_table, nic, own_calls, pipe, poll, real_libc};
 
 /// Registers a socket that `socket(2)` created.
 pub fn on_socket(fd: c_int, domain: c_int, kind: c_int) {
+    if own_calls::must_keep_table() {
+        return;
+    }
     let is_stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
     if fd >= 0 && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
         descriptor_table::add_conn(fd);
@@ -34,6 +38,12 @@ pub fn on_accept(listener: c_int, fd: c_int) {
     on_socket(fd, domain, kind);
 }
 
+/// Returns the connection of a descriptor, if the call is the program's.
+#[inline]
+fn find_conn_of_program(fd: c_int) -> Option<&'static Conn> {
+    descriptor_table::find_conn(fd).filter(|_| !own_calls::are_all_calls_own())
+}
+
 /// Records that a socket connects.
 pub fn before_connect(fd: c_int) {
     if let Some(conn) = descriptor_table::find_conn(fd) {
@@ -46,7 +56,7 @@ pub fn before_connect(fd: c_int) {
 #[inline]
 #[must_use]
 pub fn recv_if_managed(fd: c_int, to: IovecCursor<'_>, flags: c_int) -> Option<io::Result<usize>> {
-    Some(descriptor_table::find_conn(fd)?.recv(fd, to, flags))
+    Some(find_conn_of_program(fd)?.recv(fd, to, flags))
 }
 
 /// Handles `sendmsg(2)` and the other sending calls.
@@ -57,7 +67,7 @@ pub fn send_if_managed(
     from: IovecCursor<'_>,
     flags: c_int,
 ) -> Option<io::Result<usize>> {
-    Some(descriptor_table::find_conn(fd)?.send(fd, from, flags))
+    Some(find_conn_of_program(fd)?.send(fd, from, flags))
 }
 
 /// Handles a call that sends by the kernel's own means, such as `sendfile(2)`.
@@ -132,7 +142,7 @@ pub fn demote_for_other_reads(fd: c_int) {
 
 /// Prepares a connection for `shutdown(2)`.
 pub fn before_shutdown(fd: c_int) {
-    if let Some(conn) = descriptor_table::find_conn(fd) {
+    if let Some(conn) = find_conn_of_program(fd) {
         conn.demote(fd, NotRdmaReason::Shutdown);
         // A send after a shutdown fails at once.
         conn.delays_next_reset.store(false, Ordering::SeqCst);
@@ -141,7 +151,10 @@ pub fn before_shutdown(fd: c_int) {
 
 /// Removes a descriptor that is about to be closed.
 pub fn before_close(fd: c_int) {
-    if descriptor_table::find_entry(fd).is_some() && is_table_owner_process() {
+    if descriptor_table::find_entry(fd).is_some()
+        && !own_calls::must_keep_table()
+        && is_table_owner_process()
+    {
         descriptor_table::remove_entry(fd);
     }
 }
@@ -160,6 +173,7 @@ pub fn on_dup(from: c_int, to: c_int) {
     if to >= 0
         && (descriptor_table::find_entry(from).is_some()
             || descriptor_table::find_entry(to).is_some())
+        && !own_calls::must_keep_table()
         && is_table_owner_process()
     {
         descriptor_table::duplicate_entry(from, to);
@@ -190,7 +204,7 @@ pub fn has_bytes_before_mark_unknown_to_kernel(fd: c_int) -> bool {
 
 /// Registers a new epoll instance.
 pub fn on_epoll_create(fd: c_int) {
-    if fd >= 0 {
+    if fd >= 0 && !own_calls::must_keep_table() {
         descriptor_table::add_epoll(fd);
     }
 }

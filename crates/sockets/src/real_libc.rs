@@ -6,8 +6,8 @@ use std::mem::transmute;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr,
-    socklen_t, ssize_t, timespec, timeval,
+    epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pid_t, pollfd, pthread_attr_t, pthread_t,
+    sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
 /// Finds the function of this name in the next library.
@@ -105,6 +105,7 @@ real! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fn fclose(stream: *mut libc::FILE) -> c_int;
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+    fn pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int;
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;

@@ -16,7 +16,9 @@ use crate::page_side::PageAndSide;
 use crate::real_libc::KernelByteCounts;
 use crate::remote_peer::RemotePeer;
 use crate::ring::{Arena, Ring};
-use crate::{address, ended_connection_totals, peer_lookup, real_libc, remove_stale_pages};
+use crate::{
+    address, ended_connection_totals, own_calls, peer_lookup, real_libc, remove_stale_pages,
+};
 
 /// Number of calls after which a connection stops waiting for the peer, not before [`MIN_WAIT_FOR_PEER`].
 const MAX_CALLS_WAITING_FOR_PEER: u32 = 512;
@@ -28,18 +30,23 @@ impl Conn {
     #[cold]
     pub(crate) fn advance_setup(&self, fd: i32) -> Phase {
         let before = real_libc::errno();
-        if let Ok(mut setup) = self.setup.try_lock() {
-            let result = match self.phase() {
-                Phase::NotStarted => self.find_or_claim_page(fd, &mut setup),
-                Phase::WaitingForPeer => self.continue_setup(fd, &mut setup),
-                _ => Ok(()),
-            };
-            if let Err(reason) = result {
-                self.stay_on_tcp(&mut setup, reason);
-            }
-        }
+        own_calls::as_library(|| self.advance_setup_as_library(fd));
         real_libc::set_errno(before);
         self.phase()
+    }
+
+    fn advance_setup_as_library(&self, fd: i32) {
+        let Ok(mut setup) = self.setup.try_lock() else {
+            return;
+        };
+        let result = match self.phase() {
+            Phase::NotStarted => self.find_or_claim_page(fd, &mut setup),
+            Phase::WaitingForPeer => self.continue_setup(fd, &mut setup),
+            _ => Ok(()),
+        };
+        if let Err(reason) = result {
+            self.stay_on_tcp(&mut setup, reason);
+        }
     }
 
     /// Keeps the connection on TCP.

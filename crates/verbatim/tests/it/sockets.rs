@@ -215,6 +215,16 @@ fn a_descriptor_that_fclose_closed_is_forgotten() {
 }
 
 #[test]
+fn a_descriptor_that_a_system_call_closed_is_forgotten() {
+    brings("numbered");
+}
+
+#[test]
+fn descriptors_that_were_closed_past_the_library_do_not_stop_the_nic() {
+    brings_by("bypassed", "auto", None);
+}
+
+#[test]
 fn a_send_continues_after_a_signal_whose_handler_restarts_calls() {
     brings("signalled");
 }

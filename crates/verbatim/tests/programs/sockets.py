@@ -6,6 +6,7 @@ import array
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import queue
 import random
@@ -831,6 +832,66 @@ def expect_echoes(port, count):
         other.sendall(b"!" + PATTERN[:100_000])
         assert read_exactly(other, 100_000) == PATTERN[:100_000]
         other.close()
+
+
+def closed_by(close, sock, is_server):
+    """The server closes connections by `close`. Later connections get their descriptors."""
+    if not is_server:
+        (port,) = struct.unpack("!H", read_exactly(sock, 2))
+        for _ in range(4):
+            others = [socket.create_connection(("127.0.0.1", port)) for _ in range(6)]
+            for other in others:
+                warm(other, False)
+            for other in others:
+                try:
+                    assert other.recv(1) == b""
+                except ConnectionResetError:
+                    # Nobody has taken the wake bytes before a close past the library.
+                    assert close is close_by_instruction
+                other.close()
+        return sock.sendall(b".")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    sock.sendall(struct.pack("!H", port))
+    for _ in range(4):
+        others = [listener.accept()[0] for _ in range(6)]
+        for other in others:
+            warm(other, True)
+        for other in others:
+            assert close(other.detach()) == 0
+    assert sock.recv(1) == b"."
+    return port
+
+
+def close_by_number(fd):
+    """Closes a descriptor by `syscall(2)`, as libuv does."""
+    number = {"x86_64": 3, "aarch64": 57}[os.uname().machine]
+    return ctypes.CDLL(None).syscall(ctypes.c_long(number), ctypes.c_long(fd))
+
+
+def close_by_instruction(fd):
+    """Closes a descriptor past the C library."""
+    if os.uname().machine != "x86_64":
+        return close_by_number(fd)
+    code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    # mov eax, 3; syscall; ret
+    code.write(bytes.fromhex("b8030000000f05c3"))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(address)(fd)
+
+
+def numbered(sock, is_server):
+    """Descriptors are closed by `syscall(SYS_close)`: their connections end."""
+    port = closed_by(close_by_number, sock, is_server)
+    end = time.monotonic() + 30
+    while is_server and path_of(port):
+        assert time.monotonic() < end, path_of(port)
+        time.sleep(0.1)
+
+
+def bypassed(sock, is_server):
+    """Descriptors are closed past the library: later connections of their numbers bring their bytes."""
+    closed_by(close_by_instruction, sock, is_server)
 
 
 def prefork(sock, is_server):
