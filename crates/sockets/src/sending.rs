@@ -94,7 +94,8 @@ impl Conn {
                         self.send_found_no_room.store(true, Ordering::SeqCst);
                         self.parked_watches.unpark();
                         // Another thread may already sleep in `epoll_wait(2)`, where it asked for no wake byte.
-                        if self.request_wake_byte_on_room() {
+                        if self.request_wake_byte_on_room() || self.demote_if_tcp_and_peer_ended(fd)
+                        {
                             continue;
                         }
                         return if done > 0 {
@@ -303,6 +304,20 @@ impl Conn {
                 dir.state.store(state::DEMOTED, Ordering::Release);
             }
         }
+    }
+
+    /// Does the same as `demote_if_peer_gone` if the TCP connection has ended, too. Returns true if the direction is no
+    /// longer on RDMA.
+    ///
+    /// A thread that waits by `poll(2)` does not sleep then, because the kernel reports the end. So a send that does not
+    /// wait must look at the peer.
+    fn demote_if_tcp_and_peer_ended(&self, fd: c_int) -> bool {
+        let link = lock(&self.tx).page_and_side.clone();
+        let Some(link) = link.filter(|_| real_libc::has_tcp_ended(fd)) else {
+            return false;
+        };
+        self.demote_if_peer_gone(&link);
+        self.readiness().must_ask_kernel_for_writable
     }
 
     /// Does the same as `demote_if_peer_gone` if the ring is full. Returns true if the ring is full.

@@ -151,6 +151,12 @@ fn a_killed_receiver_fails_its_sender() {
 }
 
 #[test]
+fn a_killed_receiver_fails_a_sender_that_waits_for_room_only() {
+    brings("unheard_poll");
+    brings("unheard_epoll");
+}
+
+#[test]
 fn the_first_send_after_a_killed_client_that_has_read_everything_succeeds() {
     brings("served");
 }

@@ -597,6 +597,59 @@ def deaf(sock, is_server):
     refuses(sock)
 
 
+def unheard(sock, make_poller):
+    """The client is killed while the server's threads send to it, and wait for room by `make_poller` alone."""
+    if make_poller is None:
+        (port,) = struct.unpack("!H", read_exactly(sock, 2))
+        others = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+        for other in others:
+            warm(other, False)
+            threading.Thread(target=take_all, args=(other,)).start()
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    listener = socket.create_server(("127.0.0.1", 0))
+    sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+    ended = queue.Queue()
+    for _ in range(4):
+        other, _ = listener.accept()
+        warm(other, True)
+        threading.Thread(target=send_by_events, args=(other, make_poller, ended), daemon=True).start()
+    for _ in range(4):
+        ended.get(timeout=20)
+
+
+def take_all(sock):
+    """Reads until the stream ends."""
+    while sock.recv(65_536):
+        pass
+
+
+def send_by_events(sock, make_poller, ended):
+    """Sends until the connection fails. Waits for room by events alone."""
+    sock.setblocking(False)
+    poller = make_poller()
+    poller.register(sock, select.POLLOUT)
+    try:
+        while True:
+            poller.poll()
+            try:
+                sock.send(b"z" * 65_536)
+            except BlockingIOError:
+                pass
+    except (BrokenPipeError, ConnectionResetError) as failure:
+        ended.put(failure)
+
+
+def unheard_poll(sock, is_server):
+    """`unheard`, by `poll`."""
+    unheard(sock, select.poll if is_server else None)
+
+
+def unheard_epoll(sock, is_server):
+    """`unheard`, by `epoll`."""
+    unheard(sock, select.epoll if is_server else None)
+
+
 def served(sock, is_server):
     """The client is killed after it has read all requests. The server's next send succeeds, and its next read tells."""
     if not is_server:
@@ -1441,7 +1494,7 @@ def run(scenario):
     serve(sock, port, scenario)
     sock.close()
     status = os.waitstatus_to_exitcode(os.waitpid(client, 0)[1])
-    assert status == (-signal.SIGKILL if scenario in (killed, deaf, served) else 0), status
+    assert status == (-signal.SIGKILL if scenario in (killed, deaf, served, unheard_poll, unheard_epoll) else 0), status
 
 
 def run_executed(sock, port, client):
