@@ -1,8 +1,8 @@
-//! Functions that make, copy and close descriptors.
+//! Functions that make, copy and close descriptors, and those that change the process of a connection.
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
-use libc::{sockaddr, socklen_t};
+use libc::{sockaddr, socklen_t, uid_t};
 use sockets::{program_calls, real_libc};
 
 use crate::FAILED;
@@ -177,6 +177,26 @@ export! {
             return 0;
         }
         real_libc::ioctl(fd, request, arg)
+    }
+    /// `setuid(2)`
+    fn setuid(uid: uid_t) -> c_int {
+        program_calls::before_user_change(uid);
+        real_libc::setuid(uid)
+    }
+    /// `seteuid(2)`
+    fn seteuid(effective: uid_t) -> c_int {
+        program_calls::before_user_change(effective);
+        real_libc::seteuid(effective)
+    }
+    /// `setreuid(2)`
+    fn setreuid(real: uid_t, effective: uid_t) -> c_int {
+        program_calls::before_user_change(effective);
+        real_libc::setreuid(real, effective)
+    }
+    /// `setresuid(2)`
+    fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
+        program_calls::before_user_change(effective);
+        real_libc::setresuid(real, effective, saved)
     }
     /// `execve(2)`
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_long, c_void};
 use std::ptr::with_exposed_provenance_mut;
 
-use sockets::real_libc;
+use sockets::{program_calls, real_libc};
 
 use crate::{FAILED, descriptors, send_and_receive, waiting};
 
@@ -82,6 +82,12 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_epoll_wait => waiting::epoll_wait(int(a), pointer(b), int(c), int(d)).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll => waiting::poll(pointer(a), b.cast_unsigned(), int(c)).into(),
+            // These change the user of this thread alone, where the C library's functions change that of all threads.
+            libc::SYS_setuid | libc::SYS_setreuid | libc::SYS_setresuid => {
+                let effective = if number == libc::SYS_setuid { a } else { b };
+                program_calls::before_user_change(unsigned(effective));
+                real_libc::syscall(number, a, b, c, d, e, f)
+            }
             _ => move_bytes_by_number(number, a, b, c, d, e, f),
         }
     }

@@ -338,6 +338,13 @@ impl Conn {
         }
     }
 
+    /// Demotes the connection to TCP if it has its page. A connection without one can still change to RDMA.
+    pub(crate) fn demote_unless_not_started(&self, fd: i32, reason: NotRdmaReason) {
+        if self.phase() != Phase::NotStarted {
+            self.demote(fd, reason);
+        }
+    }
+
     fn demote_using_nic(&self, fd: i32, reason: NotRdmaReason) {
         let mut setup = lock(&self.setup);
         match self.phase() {

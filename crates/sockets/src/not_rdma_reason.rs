@@ -22,13 +22,15 @@ pub(crate) enum NotRdmaReason {
     WriteFailed = 7,
     /// The other end demoted its direction.
     DemotedByOtherEnd = 8,
+    /// The process changed its effective user, and the new one has no access to the fabric of the old one.
+    OtherUser = 9,
 }
 
 impl NotRdmaReason {
     /// The numbers of all reasons.
     pub(crate) const NUMBERS: std::ops::Range<u64> = 0..Self::ALL.len() as u64;
 
-    const ALL: [(Self, &'static str); 9] = [
+    const ALL: [(Self, &'static str); 10] = [
         (Self::None, "-"),
         (
             Self::PeerWithoutLibrary,
@@ -41,6 +43,7 @@ impl NotRdmaReason {
         (Self::Unsupported, "a call that only TCP can do"),
         (Self::WriteFailed, "a WRITE to the peer failed"),
         (Self::DemotedByOtherEnd, "the other end went back to TCP"),
+        (Self::OtherUser, "a process changed its user"),
     ];
 
     /// Returns the text for a number in a page.

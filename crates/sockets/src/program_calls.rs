@@ -267,6 +267,18 @@ pub fn before_exec() {
     }
 }
 
+/// Demotes all connections, because the process is about to get this effective user; -1 leaves the user. The new user has
+/// no access to the queue pairs and the pages of the old one's processes.
+pub fn before_user_change(effective_uid: libc::uid_t) {
+    let is_change =
+        effective_uid != libc::uid_t::MAX && effective_uid != real_libc::effective_uid();
+    if is_change && is_table_owner_process() {
+        for (fd, conn) in descriptor_table::all_conns() {
+            conn.demote_unless_not_started(fd, NotRdmaReason::OtherUser);
+        }
+    }
+}
+
 /// The longest wait of `exec` until a peer on another host sends by TCP.
 const MAX_WAIT_BEFORE_EXEC: Duration = Duration::from_secs(1);
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
     epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pid_t, pollfd, pthread_attr_t, pthread_t,
-    sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, uid_t,
 };
 
 /// Finds the function of this name in the next library.
@@ -105,6 +105,10 @@ real! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     fn fclose(stream: *mut libc::FILE) -> c_int;
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+    fn setuid(uid: uid_t) -> c_int;
+    fn seteuid(effective: uid_t) -> c_int;
+    fn setreuid(real: uid_t, effective: uid_t) -> c_int;
+    fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int;
     fn pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, start: extern "C" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int;
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
@@ -138,6 +142,12 @@ pub fn errno() -> c_int {
 pub(crate) fn getpid() -> pid_t {
     // SAFETY: no arguments.
     unsafe { libc::getpid() }
+}
+
+/// Returns the effective user of this process.
+pub(crate) fn effective_uid() -> uid_t {
+    // SAFETY: no arguments.
+    unsafe { libc::geteuid() }
 }
 
 /// Returns true if this process has child processes.

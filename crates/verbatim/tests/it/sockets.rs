@@ -157,6 +157,14 @@ fn a_killed_receiver_fails_a_sender_that_waits_for_room_only() {
 }
 
 #[test]
+fn a_server_that_changes_its_user_loses_no_byte() {
+    let id = Command::new("id").arg("-u").output().expect("id(1) starts");
+    if id.stdout == b"0\n" {
+        brings("dropped");
+    }
+}
+
+#[test]
 fn the_first_send_after_a_killed_client_that_has_read_everything_succeeds() {
     brings("served");
 }

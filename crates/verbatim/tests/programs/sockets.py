@@ -947,6 +947,46 @@ def bypassed(sock, is_server):
     closed_by(close_by_instruction, sock, is_server)
 
 
+def dropped(sock, is_server):
+    """The server, or a child of it, changes its user at a call of the first ones of a connection."""
+    if not is_server:
+        (port,) = struct.unpack("!H", read_exactly(sock, 2))
+        for _ in range(2 * USER_CHANGES):
+            other = socket.create_connection(("127.0.0.1", port))
+            for _ in range(3):
+                warm(other, False)
+            other.close()
+        return sock.sendall(b".")
+    listener = socket.create_server(("127.0.0.1", 0))
+    sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+    for i in range(2 * USER_CHANGES):
+        process = os.fork()
+        if process == 0:
+            other, _ = listener.accept()
+            child = os.fork() if i % 2 else 0
+            if child == 0:
+                warm_and_change_user(other, i // 2)
+                os._exit(0)
+            other.close()
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        assert os.waitpid(process, 0)[1] == 0, i
+    assert sock.recv(1) == b"."
+
+
+# Numbers of messages after which a server changes its user.
+USER_CHANGES = 7
+
+
+def warm_and_change_user(sock, change):
+    """The server's end of three times `warm`, with the change before its answer to message `change`."""
+    for i in range(60):
+        assert read_exactly(sock, 5) == b"%05d" % (i % 20)
+        if i == change:
+            os.setgid(65534)
+            os.setuid(65534)
+        sock.sendall(b"%05d" % (i % 20))
+
+
 def prefork(sock, is_server):
     """Children that were forked before accept connections of the parent's listener."""
     if is_server:
