@@ -273,7 +273,8 @@ unsafe fn send_file(
     if let Some(sent) = program_calls::send_by_kernel_unless_rdma(out, by_kernel) {
         return Some(sent);
     }
-    let mut bytes = [0u8; 32 * 1024];
+    // A thread of the program may have a small stack.
+    let mut bytes = vec![0u8; 32 * 1024];
     let mut done = 0;
     // SAFETY: NULL, or the caller's.
     let start = match unsafe { offset.as_ref() } {

@@ -23,7 +23,7 @@ use crate::page_side::PageAndSide;
 use crate::parked_watches::ParkedWatches;
 use crate::remote_peer::RemotePeer;
 use crate::ring::Ring;
-use crate::{ended_connection_totals, own_calls, real_libc, remove_stale_pages};
+use crate::{deep_stack, ended_connection_totals, own_calls, real_libc, remove_stale_pages};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE_SETUP: u32 = 3;
@@ -430,7 +430,14 @@ impl Conn {
     /// Releases the connection when the last descriptor of this process is closed.
     pub(crate) fn release(&self, fd: i32) {
         let before = real_libc::errno();
-        own_calls::as_library(|| self.release_as_library(fd));
+        let uses_nic =
+            self.phase() == Phase::WaitingForPeer || lock(&self.tx).page_and_side.is_some();
+        own_calls::as_library(|| {
+            let released = uses_nic
+                .then(|| deep_stack::run_if_possible(|| self.release_as_library(fd)))
+                .flatten();
+            released.unwrap_or_else(|| self.release_as_library(fd))
+        });
         real_libc::set_errno(before);
     }
 

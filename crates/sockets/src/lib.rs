@@ -7,6 +7,7 @@ mod between_hosts;
 mod conn;
 mod connection_page;
 mod cursors;
+mod deep_stack;
 #[allow(unsafe_code)]
 mod destination;
 #[allow(unsafe_code)]

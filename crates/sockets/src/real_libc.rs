@@ -150,6 +150,25 @@ pub(crate) fn effective_uid() -> uid_t {
     unsafe { libc::geteuid() }
 }
 
+/// Returns the lowest address of this thread's stack, to which that of the main thread can grow, and the one after the
+/// highest.
+pub(crate) fn stack_of_this_thread() -> Option<(usize, usize)> {
+    // SAFETY: any bytes are a valid value; the next call writes it.
+    let mut attributes: pthread_attr_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `attributes` has room for the answer.
+    if unsafe { libc::pthread_getattr_np(libc::pthread_self(), &raw mut attributes) } != 0 {
+        return None;
+    }
+    let (mut low, mut len) = (std::ptr::null_mut(), 0);
+    // SAFETY: the attributes are of the call above, and both places have room for an answer.
+    let known = unsafe {
+        let known = libc::pthread_attr_getstack(&raw const attributes, &raw mut low, &raw mut len);
+        libc::pthread_attr_destroy(&raw mut attributes);
+        known
+    };
+    (known == 0).then(|| (low.addr(), low.addr() + len))
+}
+
 /// Returns true if this process has child processes.
 pub(crate) fn has_children() -> bool {
     // SAFETY: any bytes are a valid value.

@@ -17,7 +17,8 @@ use crate::real_libc::KernelByteCounts;
 use crate::remote_peer::RemotePeer;
 use crate::ring::{Arena, Ring};
 use crate::{
-    address, ended_connection_totals, own_calls, peer_lookup, real_libc, remove_stale_pages,
+    address, deep_stack, ended_connection_totals, own_calls, peer_lookup, real_libc,
+    remove_stale_pages,
 };
 
 /// Number of calls after which a connection stops waiting for the peer, not before [`MIN_WAIT_FOR_PEER`].
@@ -39,13 +40,22 @@ impl Conn {
         let Ok(mut setup) = self.setup.try_lock() else {
             return;
         };
+        let setup = &mut *setup;
         let result = match self.phase() {
-            Phase::NotStarted => self.find_or_claim_page(fd, &mut setup),
-            Phase::WaitingForPeer => self.continue_setup(fd, &mut setup),
+            Phase::NotStarted => deep_stack::run_if_possible(|| self.find_or_claim_page(fd, setup))
+                .unwrap_or(Err(NotRdmaReason::NoResources)),
+            // A look at the page of a peer that has not come needs no stack.
+            Phase::WaitingForPeer if setup.has_no_peer_on_this_host() => {
+                self.continue_setup(fd, setup)
+            }
+            Phase::WaitingForPeer => deep_stack::run_if_possible(|| self.continue_setup(fd, setup))
+                .unwrap_or(Err(NotRdmaReason::NoResources)),
             _ => Ok(()),
         };
-        if let Err(reason) = result {
-            self.stay_on_tcp(&mut setup, reason);
+        if let Err(reason) = result
+            && deep_stack::run_if_possible(|| self.stay_on_tcp(setup, reason)).is_none()
+        {
+            self.stay_on_tcp(setup, reason);
         }
     }
 
@@ -320,6 +330,17 @@ impl Conn {
             peer_lookup::send_own_state_to_peer(remote, &own, peer_lookup::AnswerRequest::Wanted);
         }
         Ok(())
+    }
+}
+
+impl SetupState {
+    /// Returns true if the peer, which may be on this host, has not claimed its side of the page.
+    fn has_no_peer_on_this_host(&self) -> bool {
+        self.remote_peer.is_none()
+            && self.page.as_ref().is_some_and(|page| {
+                let peer = page.side_words(1 - self.own_side);
+                peer.setup_stage.load(Ordering::Acquire) == 0
+            })
     }
 }
 

@@ -165,6 +165,11 @@ fn a_server_that_changes_its_user_loses_no_byte() {
 }
 
 #[test]
+fn threads_with_small_stacks_use_connections() {
+    brings("narrow");
+}
+
+#[test]
 fn the_first_send_after_a_killed_client_that_has_read_everything_succeeds() {
     brings("served");
 }

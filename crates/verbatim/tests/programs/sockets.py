@@ -947,6 +947,50 @@ def bypassed(sock, is_server):
     closed_by(close_by_instruction, sock, is_server)
 
 
+def narrow(sock, is_server):
+    """A thread with a stack of 64 KiB makes the first connections of a process."""
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        for _ in range(3):
+            other, _ = listener.accept()
+            use_thoroughly(other, True)
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    subprocess.run([sys.executable, __file__, "use-thoroughly", str(port)], timeout=60, check=True)
+
+
+def use_by_small_thread(port):
+    """The program of `narrow`."""
+    threading.stack_size(64 << 10)
+    done = queue.Queue()
+
+    def use():
+        for _ in range(3):
+            use_thoroughly(socket.create_connection(("127.0.0.1", port)), False)
+        done.put(True)
+
+    threading.Thread(target=use, daemon=True).start()
+    done.get(timeout=30)
+
+
+def use_thoroughly(sock, is_server):
+    """Moves a connection to RDMA, sends much to the client, and closes."""
+    for _ in range(5):
+        warm(sock, is_server)
+    if is_server:
+        sock.sendall(PATTERN[:300_000])
+        with open(__file__, "rb") as file:
+            text = file.read()
+        assert read_exactly(sock, len(text)) == text
+        assert sock.recv(1) == b""
+    else:
+        assert read_exactly(sock, 300_000) == PATTERN[:300_000]
+        with open(__file__, "rb") as file:
+            sock.sendfile(file)
+    sock.close()
+
+
 def dropped(sock, is_server):
     """The server, or a child of it, changes its user at a call of the first ones of a connection."""
     if not is_server:
@@ -1576,6 +1620,8 @@ if __name__ == "__main__":
         take_late(sys.argv[2])
     elif name == "rest":
         serve_rest(socket.socket(fileno=int(sys.argv[2])))
+    elif name == "use-thoroughly":
+        use_by_small_thread(int(sys.argv[2]))
     elif name == "talk":
         talk(socket.create_connection(("127.0.0.1", int(sys.argv[2]))), False)
     elif name in ("serve", "connect"):
