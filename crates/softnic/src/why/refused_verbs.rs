@@ -28,8 +28,7 @@ pub(crate) fn record_refusal_reason<T: Display>(reason: impl FnOnce() -> T) {
 /// Reports a verb outside the data path that was refused with `errno`.
 #[cold]
 pub(crate) fn report_refused_verb(verb: &str, errno: i32) {
-    // `ENODATA` is an answer: the entry of the GID table is empty. Programs read the whole table.
-    if !prints_each_failure() || errno == libc::ENODATA {
+    if !prints_each_failure() || is_answer(verb, errno) {
         return;
     }
     let reason = LAST_REFUSAL_REASON.with_borrow_mut(Option::take);
@@ -44,6 +43,18 @@ pub(crate) fn report_refused_verb(verb: &str, errno: i32) {
         "verbatim: {verb} is refused with {}: {reason}\n",
         errno_name(errno)
     ));
+}
+
+/// Returns true if `errno` is an answer of the verb and no refusal.
+fn is_answer(verb: &str, errno: i32) -> bool {
+    match errno {
+        // The entry of the GID table is empty. Programs read the whole table.
+        libc::ENODATA => true,
+        // There is no event yet. The program has set `O_NONBLOCK`, or its thread waits outside the verb
+        // (`cancellation::take_or_wait`).
+        libc::EAGAIN => matches!(verb, "ibv_get_cq_event" | "ibv_get_async_event"),
+        _ => false,
+    }
 }
 
 /// Reports a work request that was refused with `EINVAL` when it was posted. (`ENOMEM`, a full queue, tells many

@@ -88,6 +88,13 @@ fn an_empty_entry_of_the_gid_table_is_no_refusal() {
 }
 
 #[test]
+fn an_event_that_has_not_come_yet_is_no_refusal() {
+    let program = Program::of_the_tests("refused");
+    let (printed, said) = refused(&program, "events");
+    assert_eq!((printed.as_str(), said.as_str()), ("", ""));
+}
+
+#[test]
 fn without_why_the_end_of_a_process_says_what_failed() {
     let program = Program::of_the_tests("refused");
     let ran = program.run(&[], &["range"]);

@@ -5,14 +5,28 @@
  * WHAT is one of the names below.
  */
 #include "loopback.h"
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
 
 enum { LENGTH = 64, ROOM = 4 * LENGTH };
 static char memory[2 * ROOM] __attribute__((aligned(8)));
+
+/* The arguments are a queue pair and a receive work request. */
+static void *post_recv_later(void *args)
+{
+	struct ibv_recv_wr *bad;
+
+	usleep(100000);
+	CHECK(!ibv_post_recv(((void **)args)[0], ((void **)args)[1], &bad));
+	return NULL;
+}
 
 int main(int argc, char **argv)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *context;
+	struct ibv_comp_channel *channel;
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
 	struct ibv_mr *mr, *read_only;
@@ -23,7 +37,8 @@ int main(int argc, char **argv)
 	const char *what = argv[1];
 	CHECK((context = ibv_open_device(list[0])));
 	CHECK((pd = ibv_alloc_pd(context)));
-	CHECK((cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
+	CHECK((channel = ibv_create_comp_channel(context)));
+	CHECK((cq = ibv_create_cq(context, 16, NULL, channel, 0)));
 	CHECK((mr = ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_LOCAL_WRITE | remote)));
 	CHECK((read_only = ibv_reg_mr(pd, memory + ROOM, ROOM, IBV_ACCESS_REMOTE_READ)));
 	if (!strcmp(what, "empty-gid")) {
@@ -59,6 +74,28 @@ int main(int argc, char **argv)
 	struct ibv_sge place = { (uintptr_t)memory, LENGTH / 2, mr->lkey };
 	struct ibv_recv_wr recv = { .wr_id = 8, .sg_list = &place, .num_sge = 1 }, *bad_recv;
 
+	if (!strcmp(what, "events")) {
+		/* No event yet, and then one that the program waits for. */
+		struct ibv_async_event event;
+		struct ibv_cq *of;
+		void *cq_context;
+		CHECK(!fcntl(channel->fd, F_SETFL, O_NONBLOCK));
+		CHECK(ibv_get_cq_event(channel, &of, &cq_context) == -1 && errno == EAGAIN);
+		CHECK(!fcntl(context->async_fd, F_SETFL, O_NONBLOCK));
+		CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
+		CHECK(!fcntl(channel->fd, F_SETFL, 0));
+		CHECK(!ibv_req_notify_cq(cq, 0));
+		struct ibv_send_wr slow = send;
+		slow.opcode = IBV_WR_SEND; /* Completes when the receive work request arrives. */
+		CHECK(!ibv_post_send(qp, &slow, &bad_send));
+		place.length = LENGTH;
+		pthread_t poster;
+		CHECK(!pthread_create(&poster, NULL, post_recv_later, (void *[]){ qp, &recv }));
+		CHECK(!ibv_get_cq_event(channel, &of, &cq_context));
+		CHECK(!pthread_join(poster, NULL));
+		ibv_ack_cq_events(cq, 1);
+		return 0;
+	}
 	if (!strcmp(what, "range"))
 		send.wr.rdma.remote_addr += ROOM;
 	else if (!strcmp(what, "rkey"))
