@@ -1,15 +1,11 @@
 //! Interruption of waits by signals.
 //!
-//! rdma-core waits for events in `read(2)` and `write(2)`, which the kernel restarts after a handler with `SA_RESTART`.
-//! `poll(2)` is never restarted (`signal(7)`). So waits by `poll(2)` decide here whether they are restarted.
+//! The kernel restarts `read(2)` and `write(2)` after a handler with `SA_RESTART`. `poll(2)` is never restarted
+//! (`signal(7)`). So waits of sockets by `poll(2)` decide here whether they are restarted.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd;
 use std::ptr;
-
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 
 /// Signals of faults: the faulting instruction raises them, so none interrupts a wait. Their handlers often lack
 /// `SA_RESTART`, e.g. those of Rust's standard library.
@@ -21,19 +17,6 @@ const FAULT_SIGNALS: [c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGSYS,
 ];
-
-/// Waits until a descriptor is readable, or in error.
-///
-/// # Errors
-/// `EINTR` if a signal interrupted the wait and [`should_restart_wait`] returns false; other errors of `poll(2)`.
-pub fn wait_until_readable(fd: impl AsFd) -> Result<(), Errno> {
-    loop {
-        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
-            Err(Errno::INTR) if should_restart_wait() => {}
-            polled => return polled.map(drop),
-        }
-    }
-}
 
 /// Returns true if a wait that a signal has interrupted must go on, and false if it must fail with `EINTR`. Does not
 /// change errno.
@@ -91,8 +74,10 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use rustix::io::Errno;
+
     use super::*;
-    use crate::{is_wait_deferred, take_or_wait};
+    use crate::{take_or_wait, take_token_bytes_read_from, wait_for_token};
 
     static HANDLED: AtomicU32 = AtomicU32::new(0);
 
@@ -150,12 +135,10 @@ mod tests {
     #[allow(unsafe_code)]
     fn take(reader: PipeReader) -> (c_int, c_int) {
         let take = || {
-            let _ = is_wait_deferred(reader.as_raw_fd());
-            let mut fd = [PollFd::new(&reader, PollFlags::IN)];
-            let now = rustix::event::Timespec::default();
-            if poll(&mut fd, Some(&now)) == Ok(1) {
+            if take_token_bytes_read_from(reader.as_raw_fd()).is_some() {
                 return 0;
             }
+            assert_eq!(wait_for_token(&reader, 1), Err(Errno::AGAIN));
             // SAFETY: errno of this thread.
             unsafe { *libc::__errno_location() = libc::EAGAIN };
             -1
@@ -166,21 +149,23 @@ mod tests {
 
     /// The actions of signals are the process's, so all cases are in one test.
     #[test]
-    fn a_wait_is_restarted_if_all_handlers_ask_for_that() {
+    fn the_handler_that_has_run_decides_whether_a_wait_is_restarted() {
         let counting = count as *const () as usize;
-        let wait = |reader| wait_until_readable(&reader);
+        let wait = |reader| wait_for_token(&reader, 1);
         set_action(libc::SIGUSR1, counting, libc::SA_RESTART);
+        assert!(should_restart_wait());
         assert_eq!(under_signals(wait), Ok(()));
         assert_eq!(under_signals(take).0, 0);
-        // Another signal may have come, ...
-        set_action(libc::SIGUSR2, counting, 0);
-        assert_eq!(under_signals(wait), Err(Errno::INTR));
-        // ... and its handler may have reset the action, ...
-        set_action(libc::SIGUSR2, libc::SIG_DFL, libc::SA_RESTART);
-        assert_eq!(under_signals(wait), Err(Errno::INTR));
+        // Another signal has another handler: only a wait by poll(2) has to take its action into account, ...
+        for (action, flags) in [(counting, 0), (libc::SIG_DFL, libc::SA_RESTART)] {
+            set_action(libc::SIGUSR2, action, flags);
+            assert!(!should_restart_wait());
+            assert_eq!(under_signals(wait), Ok(()));
+            assert_eq!(under_signals(take).0, 0);
+        }
         // ... but no ignored one.
         set_action(libc::SIGUSR2, libc::SIG_IGN, 0);
-        assert_eq!(under_signals(wait), Ok(()));
+        assert!(should_restart_wait());
         set_action(libc::SIGUSR1, counting, 0);
         assert_eq!(under_signals(wait), Err(Errno::INTR));
         assert_eq!(under_signals(take), (-1, libc::EINTR));

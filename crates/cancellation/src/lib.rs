@@ -9,20 +9,26 @@
 //!   cancellation point. The data path does without, and calls nothing in the C library that is one;
 //! - the three that wait do so in the outermost frame ([`take_or_wait`]), which has nothing to be unwound.
 //!
-//! A signal ends a wait for events only if its handler has no `SA_RESTART` ([`should_restart_wait`]).
+//! A signal ends a wait for events only if its handler has no `SA_RESTART`. The kernel decides that: the wait is a
+//! read(2) of a *token* of the event, which the kernel restarts ([`wait_for_token`]). No system call that waits without
+//! reading is restarted (`signal(7)`).
 
 #![deny(unsafe_code)]
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_short};
+use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::thread::{Timespec, nanosleep};
 
+mod event_count;
 mod interruption;
 
-pub use interruption::{should_restart_wait, wait_until_readable};
+pub use event_count::EventCount;
+pub use interruption::should_restart_wait;
 
 /// Cancellation of the calling thread is held off while this lives.
 #[must_use]
@@ -74,27 +80,56 @@ enum WaitMode {
     WaitInPlace,
     /// [`take_or_wait`], on a descriptor that it has not been told yet.
     DeferWait,
-    /// [`take_or_wait`], on this one.
-    DeferredWaitOn(c_int),
+    /// [`take_or_wait`], by a read of so many bytes of this one.
+    DeferredWaitOn { fd: c_int, token_bytes: usize },
+}
+
+/// The most bytes that a token has.
+const TOKEN_BYTES_MAX: usize = 8;
+
+/// A token that a wait has read.
+#[derive(Clone, Copy)]
+struct ReadToken {
+    fd: c_int,
+    bytes: [u8; TOKEN_BYTES_MAX],
 }
 
 thread_local! {
     static WAIT_MODE: Cell<WaitMode> = const { Cell::new(WaitMode::WaitInPlace) };
+    static READ_TOKEN: Cell<Option<ReadToken>> = const { Cell::new(None) };
 }
 
-/// Whether a function that would wait for an event on `fd` returns `EAGAIN` instead, because the calling thread is in
-/// [`take_or_wait`], which waits for it.
-#[must_use]
-pub fn is_wait_deferred(fd: c_int) -> bool {
-    let outside = !matches!(WAIT_MODE.get(), WaitMode::WaitInPlace);
-    if outside {
-        WAIT_MODE.set(WaitMode::DeferredWaitOn(fd));
+/// Waits for an event by a read of its token, which has `token_bytes` (at most 8). The token is kept for this thread's
+/// next [`take_token_bytes_read_from`].
+///
+/// # Errors
+/// `EAGAIN` at once if the calling thread is in [`take_or_wait`], which then waits; `EINTR` after a signal whose handler
+/// has no `SA_RESTART`; other errors of `read(2)`.
+pub fn wait_for_token(fd: impl AsFd, token_bytes: usize) -> Result<(), Errno> {
+    let raw_fd = fd.as_fd().as_raw_fd();
+    let token_bytes = token_bytes.min(TOKEN_BYTES_MAX);
+    if !matches!(WAIT_MODE.get(), WaitMode::WaitInPlace) {
+        WAIT_MODE.set(WaitMode::DeferredWaitOn {
+            fd: raw_fd,
+            token_bytes,
+        });
+        return Err(Errno::AGAIN);
     }
-    outside
+    let mut bytes = [0; TOKEN_BYTES_MAX];
+    rustix::io::read(fd, &mut bytes[..token_bytes])?;
+    READ_TOKEN.set(Some(ReadToken { fd: raw_fd, bytes }));
+    Ok(())
+}
+
+/// Takes the token that the last wait of this thread has read from `fd`. A token of another descriptor is dropped.
+#[must_use]
+pub fn take_token_bytes_read_from(fd: c_int) -> Option<[u8; TOKEN_BYTES_MAX]> {
+    let token = READ_TOKEN.take()?;
+    (token.fd == fd).then_some(token.bytes)
 }
 
 /// Takes an event by `take`, which returns -1 with errno where it fails; waits where `take` has left it
-/// ([`is_wait_deferred`]).
+/// ([`wait_for_token`]).
 ///
 /// Nothing lies between the look and the wait: another thread may destroy meanwhile what `take` looked at.
 ///
@@ -109,42 +144,37 @@ pub unsafe extern "C-unwind" fn take_or_wait(take: impl Fn() -> c_int) -> c_int 
         WAIT_MODE.set(WaitMode::DeferWait);
         let taken = take();
         let waits = WAIT_MODE.replace(WaitMode::WaitInPlace);
-        let WaitMode::DeferredWaitOn(fd) = waits else {
+        READ_TOKEN.set(None);
+        let WaitMode::DeferredWaitOn { fd, token_bytes } = waits else {
             return taken;
         };
         if taken == 0 || errno() != libc::EAGAIN {
             return taken;
         }
         // SAFETY: contract of this function; nothing here has a destructor.
-        let failed = unsafe { wait(fd) } < 0;
-        if failed && !(errno() == libc::EINTR && should_restart_wait()) {
+        if unsafe { read_token(fd, token_bytes) } < 0 {
             return -1;
         }
     }
 }
 
-/// Waits until a descriptor is readable, or is none any more; -1 with errno if a signal comes, whatever its handler.
+/// Reads a token; -1 with errno if that fails.
 ///
 /// # Safety
 /// As [`take_or_wait`].
 #[allow(unsafe_code)]
-unsafe extern "C-unwind" fn wait(fd: c_int) -> c_int {
-    #[repr(C)]
-    struct PollFd {
-        fd: c_int,
-        events: c_short,
-        revents: c_short,
-    }
+unsafe extern "C-unwind" fn read_token(fd: c_int, token_bytes: usize) -> isize {
     unsafe extern "C-unwind" {
-        fn poll(fds: *mut PollFd, count: libc::nfds_t, timeout: c_int) -> c_int;
+        fn read(fd: c_int, bytes: *mut c_void, len: usize) -> isize;
     }
-    let mut fd = PollFd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one descriptor, and its place; `libc::poll` would not say that it may unwind.
-    unsafe { poll(&raw mut fd, 1, -1) }
+    let mut bytes = [0; TOKEN_BYTES_MAX];
+    // SAFETY: room for the bytes: `token_bytes` is at most their number (`wait_for_token`). `libc::read` would not say
+    // that it may unwind.
+    let read = unsafe { read(fd, bytes.as_mut_ptr().cast(), token_bytes) };
+    if read > 0 {
+        READ_TOKEN.set(Some(ReadToken { fd, bytes }));
+    }
+    read
 }
 
 #[allow(unsafe_code)]
@@ -197,7 +227,7 @@ mod tests {
         assert_eq!(of(|| fail(libc::EINVAL)), (-1, libc::EINVAL));
         // Nobody said that it would wait: the descriptor does not block.
         assert_eq!(of(|| fail(libc::EAGAIN)), (-1, libc::EAGAIN));
-        assert!(!is_wait_deferred(0));
+        assert!(take_token_bytes_read_from(0).is_none());
     }
 
     #[test]
@@ -207,9 +237,11 @@ mod tests {
         let take = || {
             looks.set(looks.get() + 1);
             if looks.get() == 2 {
+                let token = take_token_bytes_read_from(reader.as_raw_fd());
+                assert_eq!(token.map(|bytes| bytes[0]), Some(b'x'));
                 return 0;
             }
-            assert!(is_wait_deferred(reader.as_raw_fd()));
+            assert_eq!(wait_for_token(&reader, 1), Err(Errno::AGAIN));
             (&writer).write_all(b"x").unwrap();
             fail(libc::EAGAIN)
         };

@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Condvar, Mutex};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{OFlags, fcntl_getfl};
+use cancellation::EventCount;
 
 use crate::lock::lock;
 
@@ -15,15 +14,14 @@ pub(crate) struct EventQueue<T>(Mutex<EventState<T>>);
 
 struct EventState<T> {
     /// The descriptor, until it is closed.
-    fd: Option<Arc<OwnedFd>>,
+    fd: Option<Arc<EventCount>>,
     queue: VecDeque<T>,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        let fd = eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)?;
         Ok(Self(Mutex::new(EventState {
-            fd: Some(Arc::new(fd)),
+            fd: Some(Arc::new(EventCount::new()?)),
             queue: VecDeque::new(),
         })))
     }
@@ -31,15 +29,15 @@ impl<T> EventQueue<T> {
     /// Returns the descriptor to poll; -1 if it is closed. A program may set `O_NONBLOCK` on it; [`Self::next`] then
     /// does not wait.
     pub(crate) fn raw_fd(&self) -> i32 {
-        lock(&self.0).fd.as_ref().map_or(-1, |fd| fd.as_raw_fd())
+        let state = lock(&self.0);
+        state.fd.as_ref().map_or(-1, |fd| fd.as_fd().as_raw_fd())
     }
 
     /// Closes the descriptor: there are no more events, and a thread that waits for one gets an error.
     pub(crate) fn close(&self) {
         let fd = lock(&self.0).fd.take();
         if let Some(fd) = fd {
-            // No thread takes this count, so the descriptor stays readable.
-            add_to_eventfd(&fd);
+            fd.add_endless();
         }
     }
 
@@ -49,7 +47,7 @@ impl<T> EventQueue<T> {
             return;
         };
         state.queue.push_back(value);
-        add_to_eventfd(&fd);
+        fd.add();
     }
 
     /// Returns the next value; waits for one unless the descriptor is non-blocking. `count` counts the delivery before
@@ -63,18 +61,17 @@ impl<T> EventQueue<T> {
             let fd = {
                 let mut state = lock(&self.0);
                 let fd = state.fd.clone().ok_or(rustix::io::Errno::BADF)?;
+                let is_counted = fd.take_count_of_wait();
                 if let Some(value) = state.queue.pop_front() {
-                    take_eventfd_counts(&fd, 1);
+                    if !is_counted {
+                        fd.take(1);
+                    }
                     count(&value);
                     return Ok(value);
                 }
                 fd
             };
-            let blocks = !fcntl_getfl(&fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::is_wait_deferred(fd.as_raw_fd()) {
-                return Err(rustix::io::Errno::AGAIN.into());
-            }
-            cancellation::wait_until_readable(&fd)?;
+            fd.wait()?;
         }
     }
 
@@ -84,25 +81,7 @@ impl<T> EventQueue<T> {
         let before = state.queue.len();
         state.queue.retain(|v| !gone(v));
         if let Some(fd) = &state.fd {
-            take_eventfd_counts(fd, before - state.queue.len());
-        }
-    }
-}
-
-/// Adds 1 to the count of an eventfd, which wakes a thread that waits for it. The count is never near its limit.
-fn add_to_eventfd(fd: &OwnedFd) {
-    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
-}
-
-/// Takes the counts that announced the given number of values, without waiting: a forked child may have taken some.
-fn take_eventfd_counts(fd: &OwnedFd, values: usize) {
-    for _ in 0..values {
-        let readable = poll(
-            &mut [PollFd::new(fd, PollFlags::IN)],
-            Some(&Timespec::default()),
-        );
-        if readable.is_ok_and(|n| n > 0) {
-            let _ = rustix::io::read(fd, &mut [0u8; 8]);
+            fd.take(before - state.queue.len());
         }
     }
 }
@@ -157,7 +136,7 @@ mod tests {
     fn values_come_in_order_and_an_empty_queue_says_so() {
         let q = EventQueue::new().unwrap();
         let fd = lock(&q.0).fd.clone().unwrap();
-        rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK).unwrap();
+        rustix::fs::fcntl_setfl(fd.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
         for i in 0..4 {
             q.push(i);
         }

@@ -8,12 +8,12 @@
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl};
 
 use super::folder::channel_fifo_path;
 use super::own_pid_and_random::own_pid;
@@ -21,6 +21,9 @@ use crate::lock::lock;
 
 /// Maximum number of completion channels of a peer that this process holds open at a time.
 const MAX_OPEN_PEER_CHANNELS: usize = 1024;
+
+/// Bytes of a token.
+const TOKEN_BYTES: usize = 2;
 
 /// A completion channel of this process.
 pub struct OwnCompletionChannel {
@@ -69,10 +72,29 @@ impl OwnCompletionChannel {
         if own_pid() != self.creator_pid {
             return None;
         }
-        let mut token = [0xff; 2];
+        let mut token = [0xff; TOKEN_BYTES];
         let taken = rustix::io::retry_on_intr(|| rustix::io::read(&self.library_fd, &mut token));
         // Only an incorrect writer leaves half a token.
         (taken.is_ok_and(|n| n > 0)).then_some(u16::from_ne_bytes(token))
+    }
+
+    /// Waits for a token and reads it, for [`Self::take_token_of_wait`] of this thread.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the program has set `O_NONBLOCK`, or if `cancellation::take_or_wait` waits instead; `EINTR` after a
+    /// signal whose handler has no `SA_RESTART`.
+    pub fn wait_for_token(&self) -> io::Result<()> {
+        if fcntl_getfl(&self.program_fd)?.contains(OFlags::NONBLOCK) {
+            return Err(rustix::io::Errno::AGAIN.into());
+        }
+        Ok(cancellation::wait_for_token(&self.program_fd, TOKEN_BYTES)?)
+    }
+
+    /// Returns the completion queue index of the token that the last wait of this thread has read, which is untrusted
+    /// input.
+    pub fn take_token_of_wait(&self) -> Option<u16> {
+        let token = cancellation::take_token_bytes_read_from(self.program_fd.as_raw_fd())?;
+        Some(u16::from_ne_bytes([token[0], token[1]]))
     }
 
     /// Writes a token. Returns false if the FIFO is full.
@@ -84,7 +106,7 @@ impl OwnCompletionChannel {
     /// Returns the number of tokens in the FIFO.
     pub fn token_count(&self) -> usize {
         let bytes = rustix::io::ioctl_fionread(&self.library_fd).unwrap_or(0);
-        usize::try_from(bytes).unwrap_or(0) / 2
+        usize::try_from(bytes).unwrap_or(0) / TOKEN_BYTES
     }
 }
 

@@ -11,8 +11,6 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, Weak};
 
-use rustix::fs::{OFlags, fcntl_getfl};
-
 use verbs_abi::ibv_cq;
 
 use crate::lock::lock;
@@ -168,18 +166,14 @@ impl CompletionChannel {
     /// handler has no `SA_RESTART`.
     pub(crate) fn next(&self, count: &dyn Fn(*mut ibv_cq)) -> io::Result<CqHandle> {
         loop {
-            if let Some(named) = self.fifo.take_token_cq_index() {
+            let of_wait = self.fifo.take_token_of_wait();
+            if let Some(named) = of_wait.or_else(|| self.fifo.take_token_cq_index()) {
                 if let Some(event) = self.take_event_for_token(named.into(), count) {
                     return Ok(event);
                 }
                 continue;
             }
-            let fd = self.fifo.fd();
-            let blocks = !fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
-            if !blocks || cancellation::is_wait_deferred(fd.as_raw_fd()) {
-                return Err(rustix::io::Errno::AGAIN.into());
-            }
-            cancellation::wait_until_readable(fd)?;
+            self.fifo.wait_for_token()?;
         }
     }
 

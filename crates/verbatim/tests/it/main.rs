@@ -36,6 +36,7 @@ mod resp;
 mod restricted;
 mod run;
 mod sequencer;
+mod signals;
 mod sockets;
 mod stream;
 mod summary;
