@@ -83,6 +83,8 @@ pub(crate) struct Qp {
     pub(crate) index_in_send_cq: AtomicUsize,
     pub(crate) index_in_recv_cq: AtomicUsize,
     modifiable_state: Mutex<ModifiableState>,
+    /// [`QP_CONNECTED_BY_PACKETS`] if the messages of the connected queue pair are packets; else 0.
+    path_in_shared_state: AtomicU32,
     pub(crate) unacknowledged_events: UnacknowledgedEvents,
     /// The protection domain, which the queue pair uses until it is destroyed.
     pub(crate) held_pd: Option<Arc<Pd>>,
@@ -192,6 +194,7 @@ impl Qp {
             packet_responder_state: Mutex::default(),
             index_in_send_cq: AtomicUsize::new(usize::MAX),
             index_in_recv_cq: AtomicUsize::new(usize::MAX),
+            path_in_shared_state: AtomicU32::new(0),
             modifiable_state: Mutex::new(ModifiableState {
                 attr: ibv_qp_attr::zeroed(),
                 peer_process: None,
@@ -311,9 +314,10 @@ impl Qp {
                 .next_message_completes
                 .store(0, Ordering::Relaxed);
         }
+        let path = self.path_in_shared_state.load(Ordering::Relaxed);
         self.shared_state()
             .state_plus_1
-            .store(1 + state.code(), Ordering::Release);
+            .store((1 + state.code()) | path, Ordering::Release);
         // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
         unsafe { (&raw mut (*self.abi.get()).ex.qp_base.state).write_volatile(state.code()) };
     }

@@ -283,7 +283,8 @@ fn number_in_fabric(slot: usize, index: usize) -> Option<u32> {
 
 fn read_qp_at_slot(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueuePair> {
     let qp = segment.find_qp(index)?;
-    let state = qp.state_plus_1.load(Ordering::Acquire).checked_sub(1)?;
+    let state = qp.state_plus_1.load(Ordering::Acquire) & !QP_CONNECTED_BY_PACKETS;
+    let state = state.checked_sub(1)?;
     Some(KnownQueuePair {
         device: qp.device.load(Ordering::Relaxed),
         port_num: qp.port_num.load(Ordering::Relaxed),

@@ -119,11 +119,16 @@ pub struct SegmentHeader {
     pub backed_pages: [AtomicU64; TABLE_PAGES / 64],
 }
 
+/// The bit of [`QpShared::state_plus_1`] of a connected queue pair whose messages are packets. For peers that use
+/// shared memory the queue pair is in no state in which it receives.
+pub const QP_CONNECTED_BY_PACKETS: u32 = 1 << 31;
+
 /// State of a queue pair that peers read.
 #[derive(Default)]
 #[repr(C, align(128))]
 pub struct QpShared {
-    /// State of the queue pair plus 1; 0 if the entry has no queue pair.
+    /// State of the queue pair plus 1; 0 if the entry has no queue pair. With [`QP_CONNECTED_BY_PACKETS`] if the queue
+    /// pair does not receive by shared memory.
     pub state_plus_1: AtomicU32,
     /// `ibv_qp_type`.
     pub qp_type: AtomicU32,

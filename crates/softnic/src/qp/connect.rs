@@ -13,6 +13,7 @@ use crate::nic::LAST_MODIFY_ERROR;
 use crate::path::{DEFAULT_PKEY, PathMode};
 use crate::recv::QpResponder;
 use crate::send::ConnectedRequester;
+use shm::fabric::layout::QP_CONNECTED_BY_PACKETS;
 
 /// Whether the queue pair with this number belongs to the port at `place`. One that has no port yet may get that one.
 fn may_qp_use_port(peer: &Peer, qpn: u32, place: PortPlace) -> bool {
@@ -99,6 +100,8 @@ impl Qp {
         };
         lock(&self.packet_responder_state).set_responder(responding);
         control.peer_flow = Some(flow);
+        self.path_in_shared_state
+            .store(QP_CONNECTED_BY_PACKETS, Ordering::Relaxed);
         Ok(())
     }
 

@@ -260,6 +260,7 @@ impl Qp {
             peer.wake_engine();
         }
         control.peer_flow = None;
+        self.path_in_shared_state.store(0, Ordering::Relaxed);
         control.attr = ibv_qp_attr::zeroed();
         // With the fence in `fail_refused_request`: a sender that reads these attributes finds the new epoch.
         fence(Ordering::Release);

@@ -4,6 +4,7 @@ use nic_core::qp_state::ack_timeout_ns;
 use nic_core::retry_timeouts::{live_peer_timeout_ns, total_response_wait_ns};
 
 use super::*;
+use shm::fabric::layout::QP_CONNECTED_BY_PACKETS;
 
 /// Largest payload, in bytes, that connected transports copy into the record. The receiver copies a longer payload
 /// once, from the sender's memory. Two short copies cost less than two lookups of another process's memory region.
@@ -38,8 +39,16 @@ pub(super) fn is_same_ready_qp(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bo
 
 #[inline]
 fn is_ready_to_receive_from(dest: &QpShared, qpn: u32) -> bool {
+    is_ready_on_path(dest, qpn, 0)
+}
+
+/// Returns true if `dest` is ready to receive from `qpn` on a path: by shared memory (0), or by packets
+/// ([`QP_CONNECTED_BY_PACKETS`]).
+#[inline]
+fn is_ready_on_path(dest: &QpShared, qpn: u32, path: u32) -> bool {
     // The numbers of RTR, RTS, SQD and SQE are consecutive.
-    (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE).contains(&dest.state_plus_1.load(Ordering::Acquire))
+    (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE)
+        .contains(&(dest.state_plus_1.load(Ordering::Acquire) ^ path))
         && dest.dest_qpn.load(Ordering::Relaxed) == qpn
 }
 
@@ -169,10 +178,41 @@ pub(super) fn why_peer_is_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
     match &sq.peer_ring {
         None => FailureCause::NoPeer { qpn },
         Some(out) if out.peer.kernel_says_ended() => FailureCause::PeerEnded { pid: out.peer.pid },
-        Some(out) => FailureCause::PeerNotConnected {
-            qpn,
-            pid: out.peer.pid,
-        },
+        Some(out) => {
+            let pid = out.peer.pid;
+            let dest = out.peer.segment.qp(out.dest_qp_index);
+            if dest.is_some_and(|dest| is_ready_on_path(dest, qp.qpn, QP_CONNECTED_BY_PACKETS)) {
+                FailureCause::OtherPath {
+                    qpn,
+                    pid,
+                    peer_sends_packets: true,
+                }
+            } else {
+                FailureCause::PeerNotConnected { qpn, pid }
+            }
+        }
+    }
+}
+
+/// Returns the reason why no packet of the peer has acknowledged a request.
+#[cold]
+pub(super) fn why_no_packet_answers(qp: &Qp) -> FailureCause {
+    let qpn = qp.shared_state().dest_qpn.load(Ordering::Relaxed);
+    let of_fabric = qp.nic.fabric.peer(qpn as usize >> QP_INDEX_BITS);
+    match of_fabric {
+        Some(peer)
+            if peer
+                .segment
+                .find_qp(qpn as usize % MAX_QPS)
+                .is_some_and(|dest| is_ready_on_path(dest, qp.qpn, 0)) =>
+        {
+            FailureCause::OtherPath {
+                qpn,
+                pid: peer.pid,
+                peer_sends_packets: false,
+            }
+        }
+        _ => FailureCause::NoAcknowledgement,
     }
 }
 

@@ -538,8 +538,8 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
     }
     if let Some(failure) = failure {
         // The responder's cause is not known here: a NAK has no room for it.
-        let cause = matches!(failure, RequestFailure::RetryExceeded)
-            .then_some(FailureCause::NoAcknowledgement);
+        let cause =
+            matches!(failure, RequestFailure::RetryExceeded).then(|| why_no_packet_answers(qp));
         fail_qp_for_oldest_wr(qp, sq, wc_status_of_failure(failure), cause);
         return false;
     }

@@ -52,6 +52,12 @@ pub(crate) enum FailureCause {
     NoPeer { qpn: u32 },
     /// The peer's process exists, but its queue pair is not ready to receive from this one.
     PeerNotConnected { qpn: u32, pid: u64 },
+    /// The peer's queue pair expects messages on another path than this one sends them: by packets or by shared memory.
+    OtherPath {
+        qpn: u32,
+        pid: u64,
+        peer_sends_packets: bool,
+    },
     /// No packet of the peer has acknowledged the request.
     NoAcknowledgement,
     /// The receiver had no receive WR until the retries were used up.
@@ -177,6 +183,7 @@ impl FailureCause {
             Self::PeerNotConnected { .. } => 0x23,
             Self::NoAcknowledgement => 0x24,
             Self::NoReceiveWr => 0x25,
+            Self::OtherPath { .. } => 0x26,
             Self::ShortReceive { .. } => 0x31,
             Self::InjectedFault => 0x41,
             Self::Refused(code) => code,
@@ -258,6 +265,21 @@ impl Display for FailureCause {
                 "queue pair {qpn:#x} of process {pid} is not ready to receive from this one: it was reset or destroyed, \
                  has not reached RTR, or its dest_qp_num is another"
             ),
+            Self::OtherPath {
+                qpn,
+                pid,
+                peer_sends_packets,
+            } => {
+                let (peer, own) = if peer_sends_packets {
+                    ("sends packets (--path packets, or --pcap)", "uses shared memory")
+                } else {
+                    ("uses shared memory", "sends packets (--path packets, or --pcap)")
+                };
+                write!(
+                    f,
+                    "queue pair {qpn:#x} of process {pid} {peer}, and this process {own}: give the option to both"
+                )
+            }
             Self::NoAcknowledgement => f.write_str(
                 "no packet of the peer acknowledged the request within the timeout and its retries",
             ),
@@ -381,6 +403,11 @@ mod tests {
             FailureCause::PeerEnded { pid: 1 },
             FailureCause::NoPeer { qpn: 1 },
             FailureCause::PeerNotConnected { qpn: 1, pid: 1 },
+            FailureCause::OtherPath {
+                qpn: 1,
+                pid: 1,
+                peer_sends_packets: true,
+            },
             FailureCause::NoAcknowledgement,
             FailureCause::NoReceiveWr,
             FailureCause::InjectedFault,

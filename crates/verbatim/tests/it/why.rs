@@ -94,6 +94,62 @@ fn an_event_that_has_not_come_yet_is_no_refusal() {
     assert_eq!((printed.as_str(), said.as_str()), ("", ""));
 }
 
+/// Two programs of one fabric, one of which sends packets: the work requests of the client end, and it says why.
+#[test]
+fn a_peer_on_another_path_is_named() {
+    let packets = "sends packets (--path packets, or --pcap)";
+    let memory = "uses shared memory";
+    for (server, client, line) in [
+        (
+            "packets",
+            "auto",
+            format!("{packets}, and this process {memory}"),
+        ),
+        (
+            "auto",
+            "packets",
+            format!("{memory}, and this process {packets}"),
+        ),
+    ] {
+        let fabric = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let run = |path: &str| {
+            let mut command = common::verbatim(&["run", "--no-view", "--path", path, "--"]);
+            command
+                .env("VERBATIM_FABRIC_DIR", fabric.path().join("fabric"))
+                .env_remove("VERBATIM_FABRIC");
+            command
+        };
+        let said = said_by_client(run(server), run(client));
+        for part in [line.as_str(), "syndrom 0x26"] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
+/// Runs `ib_write_bw` under both commands; returns the standard error of the client, which fails.
+fn said_by_client(mut server: Command, mut client: Command) -> String {
+    common::build_libraries();
+    let port = common::free_port().to_string();
+    let args = ["ib_write_bw", "-n", "100", "-s", "64", "-p", &port];
+    let server = server
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let _server = KillOnDrop(server.spawn().expect("it starts"));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    client.args(args).arg("127.0.0.1");
+    loop {
+        let ran = client.output().expect("it runs");
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        // The server may not listen yet.
+        if !said.contains("Couldn't connect") || Instant::now() > deadline {
+            assert!(!ran.status.success(), "{said}");
+            return said;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[test]
 fn without_why_the_end_of_a_process_says_what_failed() {
     let program = Program::of_the_tests("refused");
@@ -105,29 +161,13 @@ fn without_why_the_end_of_a_process_says_what_failed() {
 /// Two programs in two fabrics: the sender is told that, and which fabric the peer may be in.
 #[test]
 fn a_peer_in_another_fabric_is_named() {
-    common::build_libraries();
-    let port = common::free_port().to_string();
-    let run = |fabric: &str, args: &[&str]| -> Command {
+    let run = |fabric: &str| {
         let fabric = format!("why_{fabric}_{}", std::process::id());
         let mut command = common::verbatim(&["run", "--no-view", "--fabric", &fabric, "--"]);
-        command.args(["ib_write_bw", "-n", "100", "-s", "64", "-p", &port]);
-        command.args(args).env_remove("VERBATIM_FABRIC_DIR");
+        command.env_remove("VERBATIM_FABRIC_DIR");
         command
     };
-    let mut server = run("a", &[]);
-    let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let _server = KillOnDrop(server.expect("it starts"));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let (client, said) = loop {
-        let client = run("b", &["127.0.0.1"]).output().expect("it runs");
-        let said = String::from_utf8_lossy(&client.stderr).into_owned();
-        // The server may not listen yet.
-        if !said.contains("Couldn't connect") || Instant::now() > deadline {
-            break (client, said);
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    };
-    assert!(!client.status.success(), "{said}");
+    let said = said_by_client(run("a"), run("b"));
     let (a, b) = (
         format!("fabric \"why_a_{}\" of this user", std::process::id()),
         format!("@why_b_{} has the queue pair", std::process::id()),
