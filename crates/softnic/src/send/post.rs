@@ -195,6 +195,11 @@ unsafe fn post_one_send<const FAULTS: bool>(
             || (wr.opcode == IBV_WR_ATOMIC_WRITE && total == 8);
         if !fits {
             let max = sq.max_inline_bytes;
+            if !carries_payload(wr.opcode) && wr.opcode != IBV_WR_ATOMIC_WRITE {
+                return Err(why::einval_because(
+                    || "IBV_SEND_INLINE is for SENDs and WRITEs: this opcode gathers no payload",
+                ));
+            }
             return Err(why::einval_because(|| {
                 format!("IBV_SEND_INLINE with {total} bytes, and max_inline_data is {max}")
             }));

@@ -73,6 +73,10 @@ fn a_refused_verb_says_which_argument() {
             "no-transition",
             "ibv_modify_qp is refused with EINVAL: RC QP in RESET cannot go to RTS",
         ),
+        (
+            "inline-read",
+            "is refused with EINVAL: IBV_SEND_INLINE is for SENDs and WRITEs",
+        ),
     ] {
         let (_, said) = refused(&program, what);
         assert!(said.contains(reason), "{what}: {said}");

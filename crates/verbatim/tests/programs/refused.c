@@ -74,6 +74,12 @@ int main(int argc, char **argv)
 	struct ibv_sge place = { (uintptr_t)memory, LENGTH / 2, mr->lkey };
 	struct ibv_recv_wr recv = { .wr_id = 8, .sg_list = &place, .num_sge = 1 }, *bad_recv;
 
+	if (!strcmp(what, "inline-read")) {
+		send.opcode = IBV_WR_RDMA_READ;
+		send.send_flags |= IBV_SEND_INLINE;
+		sge.length = 0;
+		return ibv_post_send(qp, &send, &bad_send) != EINVAL;
+	}
 	if (!strcmp(what, "events")) {
 		/* No event yet, and then one that the program waits for. */
 		struct ibv_async_event event;
