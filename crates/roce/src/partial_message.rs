@@ -205,6 +205,17 @@ fn is_other_request_well_formed(packet: &Packet<'_>) -> bool {
     }
 }
 
+/// Returns the remote address of an atomic; `None` for another request.
+pub(crate) fn atomic_address(packet: &Packet<'_>) -> Option<u64> {
+    match packet.bth.operation {
+        PacketOperation::CompareSwap | PacketOperation::FetchAdd => {
+            packet.extended.atomic.map(|atomic| atomic.addr)
+        }
+        PacketOperation::AtomicWrite => packet.extended.reth.map(|reth| reth.addr),
+        _ => None,
+    }
+}
+
 /// Checks the R_Key and range of the first packet of a WRITE, or of a READ. Requests of 0 bytes are not checked (IBTA
 /// vol. 1, 9.7.4.1.5).
 ///

@@ -331,6 +331,7 @@ fn an_invalid_request_is_described_by_its_packet_and_the_check() {
         (allowed, vec![write(First, 0, 256).reth(0, 300), write(First, 1, 256)], "Write First with PSN {} and 256 bytes: it does not continue a message of which 256 bytes have arrived"),
         (allowed, vec![write(First, 0, 256).reth(0, 300), write(Middle, 1, 256)], "Write Middle with PSN {} and 256 bytes: its length is wrong behind 256 bytes of the message, which has 300; the path MTU is 256"),
         (allowed, vec![send(First, 0, 255)], "Send First with PSN {} and 255 bytes: its length is wrong behind 0 bytes of the message; the path MTU is 256"),
+        (allowed, vec![fetch_add(0, 0x1004, 1)], "FetchAdd Only with PSN {} and 0 bytes: the remote address 0x1004 of an atomic is not a multiple of 8"),
         (no_write, vec![write_only(0, 1)], "Write Only with PSN {} and 1 bytes: qp_access_flags of the queue pair lack the access"),
     ] {
         let mut bench = Bench::new(ResponderConfig { allowed_operations: access, ..both() });

@@ -67,6 +67,11 @@ impl Program {
 
     /// Runs the program with the packet path, at an address that no other test uses.
     pub(crate) fn by_packets(&self, plan: &str, args: &[&str]) -> Ran {
+        self.by_packets_with(&["--fault", plan, "--fault-seed", "5"], args)
+    }
+
+    /// As [`Self::by_packets`], under these flags of `verbatim run`.
+    pub(crate) fn by_packets_with(&self, flags: &[&str], args: &[&str]) -> Ran {
         static NEXT_HOST: AtomicU8 = AtomicU8::new(1);
         let [.., high, low] = std::process::id().to_be_bytes();
         let host = NEXT_HOST.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +80,7 @@ impl Program {
             "VERBATIM_ADDRESS",
             format!("127.{}.{low}.{host}", 2 + high % 200),
         );
-        self.finish(start, &["--fault", plan, "--fault-seed", "5"], args)
+        self.finish(start, flags, args)
     }
 
     pub(crate) fn finish(&self, mut start: Command, flags: &[&str], args: &[&str]) -> Ran {

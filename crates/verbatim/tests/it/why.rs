@@ -98,6 +98,13 @@ fn an_event_that_has_not_come_yet_is_no_refusal() {
     assert_eq!((printed.as_str(), said.as_str()), ("", ""));
 }
 
+#[test]
+fn a_misaligned_atomic_by_packets_is_described_as_such() {
+    let program = Program::of_the_tests("refused");
+    let ran = program.by_packets_with(&["--why"], &["unaligned"]);
+    ran.says("of an atomic is not a multiple of 8");
+}
+
 /// Two programs of one fabric, one of which sends packets: the work requests of the client end, and it says why.
 #[test]
 fn a_peer_on_another_path_is_named() {

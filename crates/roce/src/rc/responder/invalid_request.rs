@@ -33,6 +33,8 @@ pub enum FailedCheck {
     OperationNotAllowed,
     /// The queue pair has no responder resources: its `max_dest_rd_atomic` is 0.
     NoResponderResources,
+    /// The address of an atomic is not a multiple of 8.
+    UnalignedAtomic(u64),
     /// The length of the packet or of the message is wrong.
     Length {
         /// Bytes of the message in front of the packet.
@@ -77,6 +79,10 @@ impl Display for FailedCheck {
                 write!(f, "qp_access_flags of the queue pair lack the access")
             }
             Self::NoResponderResources => write!(f, "max_dest_rd_atomic of the queue pair is 0"),
+            Self::UnalignedAtomic(addr) => write!(
+                f,
+                "the remote address {addr:#x} of an atomic is not a multiple of 8"
+            ),
             Self::Length {
                 received,
                 announced,

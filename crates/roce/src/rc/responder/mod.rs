@@ -384,10 +384,13 @@ impl Responder {
                 )
                 .is_err() =>
             {
-                FailedCheck::Length {
-                    received: message.map_or(0, |message| message.received_bytes()),
-                    announced: message.and_then(|message| message.announced_bytes()),
-                    mtu: self.connection_parameters.mtu_bytes,
+                match partial_message::atomic_address(packet) {
+                    Some(addr) if !addr.is_multiple_of(8) => FailedCheck::UnalignedAtomic(addr),
+                    _ => FailedCheck::Length {
+                        received: message.map_or(0, |message| message.received_bytes()),
+                        announced: message.and_then(|message| message.announced_bytes()),
+                        mtu: self.connection_parameters.mtu_bytes,
+                    },
                 }
             }
             Ok(_) => FailedCheck::RefusedByTarget,
