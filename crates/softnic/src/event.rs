@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use cancellation::EventCount;
 
@@ -86,6 +87,9 @@ impl<T> EventQueue<T> {
     }
 }
 
+/// A wait for acknowledgements that takes longer is reported.
+const REPORTED_WAIT: Duration = Duration::from_secs(2);
+
 /// Counts events that a program got and has not acknowledged; destroying the object waits for them.
 #[derive(Default)]
 pub(crate) struct UnacknowledgedEvents {
@@ -114,15 +118,23 @@ impl UnacknowledgedEvents {
         }
     }
 
-    /// Waits until every event that was got has been acknowledged (`ibv_destroy_cq(3)`).
-    pub(crate) fn wait_until_all_acknowledged(&self) {
+    /// Waits until every event that was got has been acknowledged (`ibv_destroy_cq(3)`). `verb` is the verb that waits
+    /// for calls of `acknowledging_verb`; a long wait is reported.
+    pub(crate) fn wait_until_all_acknowledged(&self, verb: &str, acknowledging_verb: &str) {
         let mut counts = lock(&self.counts);
         counts.waiter_count += 1;
+        let mut is_reported = false;
         while counts.unacknowledged_events > 0 {
-            counts = self
+            let waited = self
                 .all_acknowledged_condvar
-                .wait(counts)
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+                .wait_timeout(counts, REPORTED_WAIT);
+            let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            counts = guard;
+            if timeout.timed_out() && counts.unacknowledged_events > 0 && !is_reported {
+                is_reported = true;
+                let count = counts.unacknowledged_events;
+                crate::why::report_wait_for_acknowledgement(verb, count, acknowledging_verb);
+            }
         }
         counts.waiter_count -= 1;
     }
@@ -171,7 +183,7 @@ mod tests {
         u.note_delivered();
         let waiter = std::thread::spawn({
             let u = std::sync::Arc::clone(&u);
-            move || u.wait_until_all_acknowledged()
+            move || u.wait_until_all_acknowledged("", "")
         });
         u.acknowledge(2);
         waiter.join().unwrap();

@@ -580,7 +580,8 @@ impl Qp {
             wq.cast()
         };
         self.context.discard_events_of_object(handle);
-        self.unacknowledged_events.wait_until_all_acknowledged();
+        self.unacknowledged_events
+            .wait_until_all_acknowledged("ibv_destroy_qp", "ibv_ack_async_event");
         self.nic.objects.remove_qp(self.index);
         self.send_cq.remove_user();
         self.recv_cq.remove_user();

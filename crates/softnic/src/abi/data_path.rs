@@ -13,6 +13,7 @@ use crate::recv::RecvQueue;
 use crate::send;
 use crate::sge::AlignedSges;
 use crate::srq::Srq;
+use crate::why;
 use crate::xrc::XrcRole;
 
 /// Borrows the object behind a handle without looking it up.
@@ -118,13 +119,21 @@ pub(super) unsafe fn post_recv_to_qp(
     // SAFETY: `post_sends` and `refuse` need of `wr` and `bad_wr` what the caller promises (contract of this function).
     unsafe {
         let state = qp.state();
+        let report = |wr_id| {
+            let queue = format_args!("queue pair {:#x}", qp.qpn);
+            why::report_refused_post("ibv_post_recv", &queue, wr_id);
+        };
         if state == QpState::Reset || qp.srq.is_some() {
-            return set_bad_wr_and_return_errno(wr, bad_wr, libc::EINVAL);
+            why::record_refusal_reason(|| match state {
+                QpState::Reset => "the queue pair is in RESET: modify it to INIT first",
+                _ => "the queue pair has a shared receive queue: use ibv_post_srq_recv",
+            });
+            return refuse_recv_wr(wr, bad_wr, libc::EINVAL, report);
         }
         let (result, wanted) = {
             let mut queue = qp.rq.lock();
             (
-                post_recv_list(&mut queue, wr, bad_wr),
+                post_recv_list(&mut queue, wr, bad_wr, report),
                 queue.take_message_waiting_flag(),
             )
         };
@@ -148,9 +157,13 @@ pub(super) unsafe extern "C" fn post_srq_recv(
         match deref_handle::<Srq>(srq) {
             Some(srq) => {
                 let (result, wanted) = {
+                    let report = |wr_id| {
+                        let queue = "a shared receive queue";
+                        why::report_refused_post("ibv_post_srq_recv", &queue, wr_id);
+                    };
                     let mut queue = srq.recv_queue.lock();
                     (
-                        post_recv_list(&mut queue, wr, bad_wr),
+                        post_recv_list(&mut queue, wr, bad_wr, report),
                         queue.take_message_waiting_flag(),
                     )
                 };
@@ -164,7 +177,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     }
 }
 
-/// Posts a list of receive WRs.
+/// Posts a list of receive WRs. `report` is called with the `wr_id` of one that is refused with `EINVAL`.
 ///
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_recv(3)` describes it; `bad_wr` NULL or a place.
@@ -173,6 +186,7 @@ unsafe fn post_recv_list(
     queue: &mut RecvQueue,
     mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
+    report: impl Fn(u64) + Copy,
 ) -> c_int {
     let mut copies = AlignedSges::none();
     // SAFETY: `wr` is NULL or the next of the list (contract of this function; `next` below); an `sg_list` that is not
@@ -184,10 +198,16 @@ unsafe fn post_recv_list(
                 Ok(n) if !this.sg_list.is_null() && n <= queue.max_sge() => {
                     copies.align_sges(this.sg_list, n)
                 }
-                _ => return set_bad_wr_and_return_errno(wr, bad_wr, libc::EINVAL),
+                _ => {
+                    why::record_refusal_reason(|| {
+                        let (count, max) = (this.num_sge, queue.max_sge());
+                        format!("num_sge is {count}, and max_recv_sge or max_sge {max}")
+                    });
+                    return refuse_recv_wr(wr, bad_wr, libc::EINVAL, report);
+                }
             };
             if let Err(errno) = queue.post(this.wr_id, sges) {
-                return set_bad_wr_and_return_errno(wr, bad_wr, errno);
+                return refuse_recv_wr(wr, bad_wr, errno, report);
             }
             wr = this.next;
         }
@@ -195,15 +215,21 @@ unsafe fn post_recv_list(
     0
 }
 
-/// Stores the refused WR in `bad_wr`, and returns `errno`.
+/// Stores the refused WR in `bad_wr`, reports it if `errno` is `EINVAL`, and returns `errno`.
 ///
 /// # Safety
-/// `bad_wr` is NULL or a place.
-unsafe fn set_bad_wr_and_return_errno(
+/// `wr` is NULL or a WR; `bad_wr` is NULL or a place.
+#[cold]
+unsafe fn refuse_recv_wr(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
     errno: c_int,
+    report: impl Fn(u64),
 ) -> c_int {
+    if errno == libc::EINVAL {
+        // SAFETY: contract of this function.
+        report(unsafe { wr.as_ref() }.map_or(0, |wr| wr.wr_id));
+    }
     if !bad_wr.is_null() {
         // SAFETY: not NULL (above), so a place (contract of this function).
         unsafe { *bad_wr = wr };

@@ -222,7 +222,8 @@ pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
         cq.remove_user();
     }
     srq.context.discard_events_of_object(handle.cast());
-    srq.unacknowledged_events.wait_until_all_acknowledged();
+    srq.unacknowledged_events
+        .wait_until_all_acknowledged("ibv_destroy_srq", "ibv_ack_async_event");
     srq.pd.remove_user();
     srq.listed_object.remove();
     live_handles::take_back_handle::<Srq>(handle);

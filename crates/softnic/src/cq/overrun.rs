@@ -221,6 +221,7 @@ impl Cq {
         let qps = self.declare_overrun(&mut state, depth);
         // The state of a queue pair is changed without the lock of a CQ.
         drop(state);
+        crate::why::report_cq_overrun(depth);
         for qp in qps {
             qp.fail_for_cq_overrun();
         }
@@ -265,8 +266,8 @@ impl Cq {
         self.context
             .discard_events_of_object(self.handle().0.cast());
         self.unacknowledged_comp_events
-            .wait_until_all_acknowledged();
+            .wait_until_all_acknowledged("ibv_destroy_cq", "ibv_ack_cq_events");
         self.unacknowledged_async_events
-            .wait_until_all_acknowledged();
+            .wait_until_all_acknowledged("ibv_destroy_cq", "ibv_ack_async_event");
     }
 }

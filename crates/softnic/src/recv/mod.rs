@@ -608,6 +608,8 @@ fn deliver_record<const UD: bool>(
     let header = record.header;
     if UD && header.extra_value != qp.qkey.load(Ordering::Relaxed) {
         // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.
+        let own = qp.qkey.load(Ordering::Relaxed);
+        why::report_datagram_with_wrong_qkey(qp.qpn, src_qpn, header.extra_value, own);
         return RecordResult::Done;
     }
     let (mut opcode, flags) = match RecordKind::from_header(header.kind) {

@@ -252,7 +252,9 @@ fn deliver_datagram(
     if packet.bth.operation != PacketOperation::Send {
         return Err(DropReason::Malformed);
     }
-    if deth.qkey != qp.qkey.load(Ordering::Relaxed) {
+    let own_qkey = qp.qkey.load(Ordering::Relaxed);
+    if deth.qkey != own_qkey {
+        why::report_datagram_with_wrong_qkey(qp.qpn, deth.src_qpn, deth.qkey, own_qkey);
         return Err(DropReason::WrongQkey);
     }
     let grh = qp.nic.first_port.received_grh(&arrival.flow);

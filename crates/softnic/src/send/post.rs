@@ -122,7 +122,8 @@ unsafe fn post_send_list<const XRC: bool, const FAULTS: bool>(
     if result == libc::EINVAL {
         // SAFETY: as above.
         let wr_id = unsafe { wr.as_ref() }.map_or(0, |wr| wr.wr_id);
-        why::report_refused_post("ibv_post_send", qp.qpn, wr_id);
+        let queue = format_args!("queue pair {:#x}", qp.qpn);
+        why::report_refused_post("ibv_post_send", &queue, wr_id);
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: a place for the failed WR (contract of `ibv_post_send`).

@@ -10,6 +10,7 @@
 //! a peer that no process of the fabric has is reported, once. `verbatim run` sets `summary`, and `each` with `--why`.
 
 mod cause;
+mod program_errors;
 mod refused_verbs;
 mod report;
 mod report_detail;
@@ -17,6 +18,9 @@ mod summary;
 mod unreachable;
 
 pub(crate) use cause::{FailureCause, MemorySide, NamedMemoryRange};
+pub(crate) use program_errors::{
+    report_cq_overrun, report_datagram_with_wrong_qkey, report_wait_for_acknowledgement,
+};
 pub(crate) use refused_verbs::{
     einval_because, record_refusal_reason, report_refused_post, report_refused_verb,
 };

@@ -60,9 +60,9 @@ fn is_answer(verb: &str, errno: i32) -> bool {
 /// Reports a work request that was refused with `EINVAL` when it was posted. (`ENOMEM`, a full queue, tells many
 /// programs that they have to poll.)
 #[cold]
-pub(crate) fn report_refused_post(verb: &str, qpn: u32, wr_id: u64) {
+pub(crate) fn report_refused_post(verb: &str, queue: &dyn Display, wr_id: u64) {
     if prints_each_failure() {
-        let what = format!("{verb} of wr_id {wr_id:#x} to queue pair {qpn:#x}");
+        let what = format!("{verb} of wr_id {wr_id:#x} to {queue}");
         report_refused_verb(&what, libc::EINVAL);
     }
 }

@@ -77,6 +77,18 @@ fn a_refused_verb_says_which_argument() {
             "inline-read",
             "is refused with EINVAL: IBV_SEND_INLINE is for SENDs and WRITEs",
         ),
+        (
+            "recv-in-reset",
+            "is refused with EINVAL: the queue pair is in RESET",
+        ),
+        (
+            "recv-too-many-sges",
+            "is refused with EINVAL: num_sge is 2, and max_recv_sge",
+        ),
+        (
+            "recv-with-srq",
+            "is refused with EINVAL: the queue pair has a shared receive queue",
+        ),
     ] {
         let (_, said) = refused(&program, what);
         assert!(said.contains(reason), "{what}: {said}");
@@ -96,6 +108,29 @@ fn an_event_that_has_not_come_yet_is_no_refusal() {
     let program = Program::of_the_tests("refused");
     let (printed, said) = refused(&program, "events");
     assert_eq!((printed.as_str(), said.as_str()), ("", ""));
+}
+
+/// Errors of a program that fail no work request and refuse no verb.
+#[test]
+fn an_error_that_no_completion_tells_has_a_line() {
+    let program = Program::of_the_tests("refused");
+    for (what, line) in [
+        (
+            "cq-overrun",
+            "a completion queue is overrun (IBV_EVENT_CQ_ERR), and its queue pairs fail: it has cqe 2,",
+        ),
+        (
+            "wrong-qkey",
+            "its Q_Key is 0x22, and qkey of the receiver is 0x11",
+        ),
+        (
+            "unacknowledged",
+            "ibv_destroy_cq waits: the program got 1 event of the object and has not called ibv_ack_cq_events",
+        ),
+    ] {
+        let (_, said) = refused(&program, what);
+        assert_eq!(said.matches(line).count(), 1, "{what}: {said}");
+    }
 }
 
 #[test]

@@ -22,6 +22,70 @@ static void *post_recv_later(void *args)
 	return NULL;
 }
 
+/* Acknowledges an event of the completion queue after 2.5 seconds. */
+static void *acknowledge_later(void *cq)
+{
+	usleep(2500000);
+	ibv_ack_cq_events(cq, 1);
+	return NULL;
+}
+
+/* Posts 64 WRITEs to a completion queue with 2 entries, and polls none of them. */
+static int overrun(struct ibv_pd *pd, struct ibv_mr *mr, struct ibv_qp_init_attr init)
+{
+	struct ibv_async_event event;
+	struct ibv_cq *cq = ibv_create_cq(pd->context, 2, NULL, NULL, 0);
+	struct ibv_qp *qp;
+
+	CHECK(cq);
+	init.send_cq = init.recv_cq = cq;
+	init.cap.max_send_wr = 64;
+	CHECK((qp = ibv_create_qp(pd, &init)));
+	connect_to_itself(qp, IBV_ACCESS_REMOTE_WRITE);
+	for (int i = 0; i < 64; i++) {
+		struct ibv_sge sge = { (uintptr_t)memory, LENGTH, mr->lkey };
+		struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+					    .send_flags = IBV_SEND_SIGNALED }, *bad;
+		send.wr.rdma.remote_addr = (uintptr_t)memory + LENGTH;
+		send.wr.rdma.rkey = mr->rkey;
+		CHECK(!ibv_post_send(qp, &send, &bad));
+	}
+	CHECK(!ibv_get_async_event(pd->context, &event));
+	ibv_ack_async_event(&event);
+	return 0;
+}
+
+/* Sends a datagram to its own queue pair, with another Q_Key than that has. */
+static int send_with_wrong_qkey(struct ibv_pd *pd, struct ibv_mr *mr, struct ibv_qp_init_attr init)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x11 };
+	struct ibv_ah_attr to = { .port_num = 1, .grh.hop_limit = 1 };
+	struct ibv_port_attr port;
+	struct ibv_ah *ah;
+	struct ibv_qp *qp;
+	struct ibv_wc wc;
+
+	init.qp_type = IBV_QPT_UD;
+	CHECK((qp = ibv_create_qp(pd, &init)));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK(!ibv_query_port(pd->context, 1, &port));
+	to.dlid = port.lid;
+	CHECK((ah = ibv_create_ah(pd, &to)));
+	struct ibv_sge sge = { (uintptr_t)memory, LENGTH, mr->lkey };
+	struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
+				    .wr.ud = { ah, qp->qp_num, 0x22 } }, *bad;
+	CHECK(!ibv_post_send(qp, &send, &bad));
+	for (int i = 0; i < 100; i++) {
+		CHECK(ibv_poll_cq(init.send_cq, 1, &wc) >= 0);
+		usleep(1000);
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -59,10 +123,22 @@ int main(int argc, char **argv)
 		init.cap.max_send_sge = 1000;
 		return !!ibv_create_qp(pd, &init);
 	}
+	if (!strcmp(what, "cq-overrun"))
+		return overrun(pd, mr, init);
+	if (!strcmp(what, "wrong-qkey"))
+		return send_with_wrong_qkey(pd, mr, init);
+	if (!strcmp(what, "recv-with-srq")) {
+		struct ibv_srq_init_attr attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
+		CHECK((init.srq = ibv_create_srq(pd, &attr)));
+	}
 	CHECK((qp = ibv_create_qp(pd, &init)));
 	if (!strcmp(what, "no-transition")) {
 		struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
 		return !ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+	}
+	if (!strcmp(what, "recv-in-reset")) {
+		struct ibv_recv_wr recv = { .wr_id = 8 }, *bad;
+		return ibv_post_recv(qp, &recv, &bad) != EINVAL;
 	}
 	connect_to_itself(qp, strcmp(what, "qp-access") ? remote : IBV_ACCESS_REMOTE_READ);
 
@@ -74,13 +150,19 @@ int main(int argc, char **argv)
 	struct ibv_sge place = { (uintptr_t)memory, LENGTH / 2, mr->lkey };
 	struct ibv_recv_wr recv = { .wr_id = 8, .sg_list = &place, .num_sge = 1 }, *bad_recv;
 
+	if (!strcmp(what, "recv-with-srq"))
+		return ibv_post_recv(qp, &recv, &bad_recv) != EINVAL;
+	if (!strcmp(what, "recv-too-many-sges")) {
+		recv.num_sge = 2;
+		return ibv_post_recv(qp, &recv, &bad_recv) != EINVAL;
+	}
 	if (!strcmp(what, "inline-read")) {
 		send.opcode = IBV_WR_RDMA_READ;
 		send.send_flags |= IBV_SEND_INLINE;
 		sge.length = 0;
 		return ibv_post_send(qp, &send, &bad_send) != EINVAL;
 	}
-	if (!strcmp(what, "events")) {
+	if (!strcmp(what, "events") || !strcmp(what, "unacknowledged")) {
 		/* No event yet, and then one that the program waits for. */
 		struct ibv_async_event event;
 		struct ibv_cq *of;
@@ -99,6 +181,11 @@ int main(int argc, char **argv)
 		CHECK(!pthread_create(&poster, NULL, post_recv_later, (void *[]){ qp, &recv }));
 		CHECK(!ibv_get_cq_event(channel, &of, &cq_context));
 		CHECK(!pthread_join(poster, NULL));
+		if (!strcmp(what, "unacknowledged")) {
+			CHECK(!ibv_destroy_qp(qp));
+			CHECK(!pthread_create(&poster, NULL, acknowledge_later, cq));
+			return ibv_destroy_cq(cq) || pthread_join(poster, NULL);
+		}
 		ibv_ack_cq_events(cq, 1);
 		return 0;
 	}
