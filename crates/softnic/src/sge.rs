@@ -190,7 +190,11 @@ pub(crate) fn check_and_pin_sge<'c>(
     let (region, pin) = cache
         .get_pinned(nic, nic.this_process(), sge.lkey, || pd)
         .map_err(|error| {
-            why::note_cause(error.failure_cause(MemorySide::Local, named_range_of_sge(sge)));
+            why::note_cause(if is_made_to_fail(std::slice::from_ref(sge)) {
+                FailureCause::InjectedFault
+            } else {
+                error.failure_cause(MemorySide::Local, named_range_of_sge(sge))
+            });
             SgeError::Protection
         })?;
     let range = (sge.addr, sge.length.into());
@@ -218,6 +222,26 @@ pub(crate) fn check_and_pin_sge<'c>(
         return Err(SgeError::Protection);
     }
     Ok((region, at, pin))
+}
+
+/// The address in the only SGE of a receive WR that a rule of the fault plan makes fail.
+const FAILING_SGE_ADDR: u64 = u64::from_be_bytes(*b"\xffinjectd");
+
+/// Returns an SGE of `length` bytes that makes a receive WR fail: its key is of no region, since no L_Key of this device
+/// is 0 (`shm::keys`).
+pub(crate) fn make_failing_sge(length: u32) -> ibv_sge {
+    ibv_sge {
+        addr: FAILING_SGE_ADDR,
+        length,
+        lkey: 0,
+    }
+}
+
+/// Returns true if a rule of the fault plan has made the receive WR with these SGEs fail.
+#[cold]
+pub(crate) fn is_made_to_fail(sges: &[ibv_sge]) -> bool {
+    matches!(sges, [only] if only.addr == FAILING_SGE_ADDR && only.lkey == 0)
+        && crate::faults::has_plan()
 }
 
 fn named_range_of_sge(sge: &ibv_sge) -> NamedMemoryRange {

@@ -17,6 +17,7 @@ use crate::live_handles;
 use crate::process_nic;
 use crate::qp::Qp;
 use crate::send;
+use crate::sge::make_failing_sge;
 use crate::srq::Srq;
 
 /// Installs the operations of a context under a plan.
@@ -210,17 +211,14 @@ unsafe fn post_recvs_with_faults<T>(
                 next: std::ptr::null_mut(),
                 ..*this
             };
-            let mut failing = ibv_sge {
-                addr: 0,
-                length: u32::MAX,
-                lkey: LKEY_OF_NO_REGION,
+            let room = match faults::decide_work_request_fault(&facts, this.wr_id) {
+                Some(WorkRequestFault::Status(IBV_WC_LOC_LEN_ERR)) => Some(0),
+                Some(WorkRequestFault::Status(_)) => Some(u32::MAX),
+                _ => None,
             };
-            match faults::decide_work_request_fault(&facts, this.wr_id) {
-                Some(WorkRequestFault::Status(IBV_WC_LOC_LEN_ERR)) => one.num_sge = 0,
-                Some(WorkRequestFault::Status(_)) if one.num_sge > 0 => {
-                    (one.sg_list, one.num_sge) = (&raw mut failing, 1);
-                }
-                _ => {}
+            let mut failing = make_failing_sge(room.unwrap_or(0));
+            if room.is_some() && one.num_sge > 0 {
+                (one.sg_list, one.num_sge) = (&raw mut failing, 1);
             }
             let mut bad = std::ptr::null_mut();
             result = post(to, &raw mut one, &raw mut bad);
@@ -234,6 +232,3 @@ unsafe fn post_recvs_with_faults<T>(
     }
     result
 }
-
-/// The key of no region: no L_Key of this device is 0 (`shm::keys`).
-const LKEY_OF_NO_REGION: u32 = 0;

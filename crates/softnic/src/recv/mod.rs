@@ -25,7 +25,7 @@ use crate::ring_record::{
     make_record_header,
 };
 use crate::send;
-use crate::sge::{LastRegion, SgeError, check_and_pin_sge};
+use crate::sge::{LastRegion, SgeError, check_and_pin_sge, is_made_to_fail};
 use crate::why::{self, FailureCause};
 use shm::clock::now_ns;
 use shm::fabric::Peer;

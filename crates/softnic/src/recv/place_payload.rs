@@ -47,9 +47,13 @@ fn sge_prefix(sge: &ibv_sge, len: usize) -> ibv_sge {
 
 #[cold]
 fn note_short_buffer_cause(len: usize, sges: &[ibv_sge]) {
-    why::note_cause(FailureCause::ShortReceive {
-        len: len as u64,
-        room: scatter_list_bytes(sges),
+    why::note_cause(if is_made_to_fail(sges) {
+        FailureCause::InjectedFault
+    } else {
+        FailureCause::ShortReceive {
+            len: len as u64,
+            room: scatter_list_bytes(sges),
+        }
     });
 }
 

@@ -324,6 +324,7 @@ fn write_refusal_by_code(f: &mut Formatter<'_>, code: u16) -> fmt::Result {
         0x01..=0x06 => "its receive work request names memory that it may not write",
         0x25 => "it had no receive work request within min_rnr_timer and rnr_retry",
         0x31 => "its receive work request is shorter than the message",
+        0x41 => "a rule of --fault made its receive work request fail",
         _ => "the message is none that its queue pair takes",
     })?;
     f.write_str("; its own process knows the numbers")

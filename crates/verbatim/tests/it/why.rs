@@ -140,6 +140,26 @@ fn a_misaligned_atomic_by_packets_is_described_as_such() {
     ran.says("of an atomic is not a multiple of 8");
 }
 
+#[test]
+fn a_receive_work_request_that_a_rule_fails_has_the_code_of_a_rule() {
+    let program = Program::of_the_tests("refused");
+    for (status, text) in [
+        ("LOC_LEN_ERR", "local length error"),
+        ("LOC_PROT_ERR", "local protection error"),
+    ] {
+        let rule = format!("status={status},opcode=RECV");
+        let ran = program.run(&["--why", "--fault", &rule], &["short"]);
+        assert!(
+            ran.out
+                .contains(&format!("wr_id 8: {text}, vendor_err 0x41\n")),
+            "{}{}",
+            ran.out,
+            ran.summary
+        );
+        ran.says("a rule of --fault made it fail");
+    }
+}
+
 /// Two programs of one fabric, one of which sends packets: the work requests of the client end, and it says why.
 #[test]
 fn a_peer_on_another_path_is_named() {
