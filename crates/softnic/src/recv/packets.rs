@@ -401,6 +401,8 @@ impl ResponderTarget for QpRequestExecutor<'_> {
         match deliver_message::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
             RecordResult::NoReceiveWrYet => Err(Refusal::NotReady),
             RecordResult::QueuePairFailed(status) => {
+                // The NAK has no room for the cause, and the receive WRs that are flushed now have another.
+                why::take_last_cause();
                 self.last_refusal_reason = Some(RefusalReason::ReceiveWrFailed);
                 // UC has no answer that would name the reason, and the queue pair fails for every reason.
                 let is_uc = self.qp.qp_type == QpType::Uc;

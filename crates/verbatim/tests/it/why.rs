@@ -160,6 +160,22 @@ fn a_receive_work_request_that_a_rule_fails_has_the_code_of_a_rule() {
     }
 }
 
+#[test]
+fn a_flushed_receive_work_request_has_no_cause() {
+    let program = Program::of_the_tests("refused");
+    for ran in [
+        program.run(&[], &["flushed"]),
+        program.by_packets_with(&[], &["flushed"]),
+    ] {
+        for line in [
+            "wr_id 8: local length error, vendor_err 0x31\n",
+            "wr_id 9: Work Request Flushed Error, vendor_err 0x0\n",
+        ] {
+            assert!(ran.out.contains(line), "{}{}", ran.out, ran.summary);
+        }
+    }
+}
+
 /// Two programs of one fabric, one of which sends packets: the work requests of the client end, and it says why.
 #[test]
 fn a_peer_on_another_path_is_named() {

@@ -149,6 +149,7 @@ int main(int argc, char **argv)
 	send.wr.rdma.rkey = mr->rkey;
 	struct ibv_sge place = { (uintptr_t)memory, LENGTH / 2, mr->lkey };
 	struct ibv_recv_wr recv = { .wr_id = 8, .sg_list = &place, .num_sge = 1 }, *bad_recv;
+	uint64_t last = 7; /* the work request whose completion ends the program */
 
 	if (!strcmp(what, "recv-with-srq"))
 		return ibv_post_recv(qp, &recv, &bad_recv) != EINVAL;
@@ -206,14 +207,21 @@ int main(int argc, char **argv)
 	} else if (!strcmp(what, "short")) {
 		send.opcode = IBV_WR_SEND;
 		CHECK(!ibv_post_recv(qp, &recv, &bad_recv));
+	} else if (!strcmp(what, "flushed")) {
+		/* The first receive work request fails, and the second one is flushed. */
+		struct ibv_recv_wr second = { .wr_id = 9 };
+		recv.next = &second;
+		send.opcode = IBV_WR_SEND;
+		last = 9;
+		CHECK(!ibv_post_recv(qp, &recv, &bad_recv));
 	} else if (!strcmp(what, "no-receive"))
 		send.opcode = IBV_WR_SEND;
 	else
 		CHECK(!strcmp(what, "qp-access"));
 	CHECK(!ibv_post_send(qp, &send, &bad_send));
 
-	int sent = 0;
-	while (!sent) {
+	int is_done = 0;
+	while (!is_done) {
 		struct ibv_wc wc;
 		int found = ibv_poll_cq(cq, 1, &wc);
 
@@ -221,7 +229,7 @@ int main(int argc, char **argv)
 		if (!found)
 			continue;
 		printf("wr_id %lu: %s, vendor_err 0x%x\n", (unsigned long)wc.wr_id, ibv_wc_status_str(wc.status), wc.vendor_err);
-		sent = wc.wr_id == 7;
+		is_done = wc.wr_id == last;
 	}
 	return 0;
 }
