@@ -7,7 +7,7 @@ use sockets::{own_calls, real_libc};
 
 type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 
-/// What a thread of the library runs.
+/// The function of a thread of the library, and its argument.
 struct LibraryThread {
     start: Start,
     argument: *mut c_void,

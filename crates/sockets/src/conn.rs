@@ -432,16 +432,18 @@ impl Conn {
         let before = real_libc::errno();
         let uses_nic =
             self.phase() == Phase::WaitingForPeer || lock(&self.tx).page_and_side.is_some();
-        own_calls::as_library(|| {
-            let released = uses_nic
-                .then(|| deep_stack::run_if_possible(|| self.release_as_library(fd)))
-                .flatten();
-            released.unwrap_or_else(|| self.release_as_library(fd))
-        });
+        if uses_nic {
+            own_calls::as_library(|| {
+                deep_stack::run_if_possible(|| self.release_now(fd))
+                    .unwrap_or_else(|| self.release_now(fd));
+            });
+        } else {
+            self.release_now(fd);
+        }
         real_libc::set_errno(before);
     }
 
-    fn release_as_library(&self, fd: i32) {
+    fn release_now(&self, fd: i32) {
         let mut setup = lock(&self.setup);
         if self.phase() == Phase::WaitingForPeer {
             self.stay_on_tcp(&mut setup, NotRdmaReason::Shutdown);

@@ -1,9 +1,9 @@
 //! Tells the library's own system calls from those of the program.
 //!
 //! The library calls the C library by the names that it exports itself: a `std::fs::File` is closed by the exported
-//! `close`. A program may have closed a descriptor by a bare system call, so that the table still has its number, and the
-//! kernel gives that number to a file of the software NIC. Without this module the NIC's own `close` would release the
-//! stale connection while the NIC holds its locks.
+//! `close`. A program may have closed a descriptor by a bare system call, so that the table still has its number. The kernel
+//! may give that number to a file of the software NIC. Without this module the NIC's own `close` would release the stale
+//! connection while the NIC holds its locks.
 
 use std::cell::Cell;
 
