@@ -254,6 +254,7 @@ fn sequencer_mix(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postli
         app_ns_per_request: known(&host.request_ns) + add_ns / postlist,
         serialized_app_ns_per_request: if cores == 1 { 0.0 } else { add_ns / postlist },
         max_outstanding: None,
+        max_unanswered: None,
     }
 }
 
@@ -286,6 +287,7 @@ fn system_mixes(profile: &Profile) -> Vec<NamedMix> {
         app_ns_per_request: app_ns * profile.slowdown_factor(cores),
         serialized_app_ns_per_request: 0.0,
         max_outstanding: None,
+        max_unanswered: None,
     };
     let spec_s0 = |cores: u32| {
         let header_only = Operation::header_only(Transport::Ud);

@@ -1,5 +1,6 @@
 //! The operation profile of a program: the counts of its verbs, exchanged between the tools that count and the model.
 
+mod answers;
 mod concurrency;
 mod prediction;
 
@@ -48,6 +49,10 @@ pub struct OperationProfile {
     /// it.
     #[serde(skip)]
     pub peers_work: Option<PeersWork>,
+    /// Most messages that the clients of this program had without an answer. Not part of the document: the profiles of
+    /// the clients have it.
+    #[serde(skip)]
+    pub clients_unanswered: Option<f64>,
 }
 
 /// The work of a peer's processor for the requests that the peer receives.
@@ -82,6 +87,27 @@ pub struct Thread {
     #[serde(default)]
     #[serde(rename = "posted")]
     pub post_time_span: Option<TimeSpan>,
+    /// Messages of the thread on all its queue pairs; `None` if unknown.
+    #[serde(default)]
+    pub messages: Option<MessageBalance>,
+}
+
+/// The numbers of messages that a thread sent and received, and the most by which one exceeded the other.
+///
+/// Each posted operation counts as a sent message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MessageBalance {
+    /// Posted operations.
+    pub sent: u64,
+    /// Messages that RECVs received.
+    pub received: u64,
+    /// Most sent messages more than received ones, whenever the thread found a received message.
+    #[serde(rename = "sent_ahead")]
+    pub max_sent_ahead: u64,
+    /// Most received messages more than sent ones.
+    #[serde(rename = "received_ahead")]
+    pub max_received_ahead: u64,
 }
 
 /// A span of time, in ns since a fixed moment of the process.
@@ -354,6 +380,11 @@ impl QueuePair {
     /// Operations that were posted.
     pub fn posted_operations(&self) -> u64 {
         saturating_sum(self.sent.iter().map(|counted| counted.count))
+    }
+
+    /// Messages that the RECVs of the queue pair received.
+    pub fn received_messages(&self) -> u64 {
+        saturating_sum(self.received.iter().map(|counted| counted.count))
     }
 
     /// Operations of one verb.

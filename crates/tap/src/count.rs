@@ -113,6 +113,7 @@ fn count_each_posted(
     if signaled > 0 {
         qp.add_atomically_if_shared(&qp.posted_signaled_wrs, signaled);
     }
+    entry.thread.messages.count_sent(count);
     let cell = entry.cell;
     add_as_only_writer(
         &cell.postlists_by_length[power_of_two_bucket(count, POSTLIST_LENGTH_BUCKETS)],
@@ -204,6 +205,7 @@ impl QpThread {
             RepeatedPosts::zero_of_kind(place, signaled).0,
         );
         store_if_changed(&self.cell.outstanding_before_repeats, outstanding);
+        self.thread.messages.expect_repetitions(self.repeated_sends);
     }
 
     /// Adds the posts that were only counted as repetitions to all counters.
@@ -231,6 +233,9 @@ impl QpThread {
         let count = repeated.count();
         cell.packed_repeated_posts
             .store(repeated.0 - count, Relaxed);
+        self.thread
+            .messages
+            .count_merged_repetitions(self.repeated_sends, count);
         let kind = &cell.sent_by_kind[repeated.kind_index()];
         add_as_only_writer(&kind.count, count);
         add_as_only_writer(&cell.postlists_by_length[0], count);
@@ -520,6 +525,18 @@ pub(crate) fn count_equal_completions(cq: &Cq, completion: CountedCompletion, co
             // outstanding as are flushed.
             qp.count_signaled_completions(count);
         }
-        _ => qp.thread_entry_or_create().count_received_kind(key, count),
+        _ => {
+            qp.thread_entry_or_create().count_received_kind(key, count);
+            count_received_messages(cq, count);
+        }
     }
+}
+
+/// Counts received messages of the calling thread, and by how many its sent messages were ahead.
+#[inline(always)]
+fn count_received_messages(cq: &Cq, count: u64) {
+    let entry = cq.thread_entry_or_create();
+    let ahead = entry.thread.messages.count_received(count);
+    raise_to_at_least(&entry.thread_counters.max_sent_ahead, ahead.sent);
+    raise_to_at_least(&entry.thread_counters.max_received_ahead, ahead.received);
 }

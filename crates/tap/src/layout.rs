@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 /// First word of a file of counters.
 pub(crate) const COUNTER_FILE_MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
 /// Version of the layout of a file of counters.
-pub(crate) const COUNTER_FILE_LAYOUT_VERSION: u64 = 4;
+pub(crate) const COUNTER_FILE_LAYOUT_VERSION: u64 = 5;
 
 /// Maximum number of cells in a file, each with the counts of one thread for one queue pair.
 pub(crate) const MAX_QP_THREAD_CELLS: usize = 1 << 14;
@@ -167,7 +167,11 @@ pub(crate) struct CqThreadCell<W> {
     pub(crate) completions_found: W,
     /// Histogram of polls by the number of completions found.
     pub(crate) polls_by_completions: [W; POLL_HISTOGRAM_BUCKETS],
-    pub(crate) reserved: [W; 3],
+    /// Maximum by which the thread's posted work requests exceeded its received messages, as it found messages.
+    pub(crate) max_sent_ahead: W,
+    /// Maximum by which the thread's received messages exceeded its posted work requests.
+    pub(crate) max_received_ahead: W,
+    pub(crate) reserved: [W; 1],
 }
 
 /// Counters of one thread for one shared receive queue.

@@ -47,6 +47,8 @@ mod ledger;
 #[allow(unsafe_code)]
 mod mapped_counter_file;
 #[allow(unsafe_code)]
+mod message_balance;
+#[allow(unsafe_code)]
 mod object_table;
 #[allow(unsafe_code)]
 mod objects;

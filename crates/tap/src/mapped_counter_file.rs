@@ -15,6 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::layout::*;
+use crate::message_balance::MessageBalance;
 
 /// Environment variable that names the folder in which each process makes its file of counters. Without the
 /// variable nothing is counted.
@@ -68,6 +69,8 @@ pub(crate) struct TappedThread {
     pub(crate) id: u64,
     /// Number of the thread's polls that found completions.
     pub(crate) successful_polls: AtomicU64,
+    /// The thread's messages on all its queue pairs.
+    pub(crate) messages: MessageBalance,
 }
 
 /// Returns the folder for files of counters; `None` if counting is off.
@@ -305,6 +308,7 @@ impl MappedCounterFile {
         let thread: &'static TappedThread = Box::leak(Box::new(TappedThread {
             id: self.header().thread_count.fetch_add(1, Relaxed),
             successful_polls: AtomicU64::new(0),
+            messages: MessageBalance::new(),
         }));
         let _ = THREAD.try_with(|known| known.set(Some((self.pid, thread))));
         thread

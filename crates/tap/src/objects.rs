@@ -14,6 +14,7 @@ use crate::layout::*;
 use crate::mapped_counter_file::{
     CqCounters, MappedCounterFile, QpCounters, SrqCounters, TappedThread, thread_token,
 };
+use crate::message_balance::RepeatedSends;
 use crate::object_table::OpenAddressingTable;
 use crate::provider_operations::{PollOps, PostOps};
 use crate::send_work_request::NO_REPEATABLE_PATTERN;
@@ -165,6 +166,8 @@ pub(crate) struct QpThread {
     next: AtomicPtr<QpThread>,
     pub(crate) cell: &'static QpCounters,
     pub(crate) thread: &'static TappedThread,
+    /// The posts that `cell.packed_repeated_posts` counts.
+    pub(crate) repeated_sends: &'static RepeatedSends,
     /// Value of `thread.successful_polls` at the thread's last post.
     pub(crate) successful_polls_at_last_post: AtomicU64,
     /// Value of [`Qp::completed_signaled_wrs`] at the thread's last post.
@@ -287,6 +290,7 @@ impl Qp {
             next: AtomicPtr::new(ptr::null_mut()),
             cell,
             thread,
+            repeated_sends: RepeatedSends::new_leaked(&cell.packed_repeated_posts),
             successful_polls_at_last_post: AtomicU64::new(u64::MAX),
             completed_signaled_wrs_at_last_post: AtomicU64::new(0),
             last_sent_kind_key: AtomicU64::new(0),

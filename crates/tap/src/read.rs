@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nicmodel::op_profile::{
-    self, AtomicSlotCount, OperationProfile, PostlistsByLength, QueuePair, RegisteredMemory,
-    Thread, TimeSpan,
+    self, AtomicSlotCount, MessageBalance, OperationProfile, PostlistsByLength, QueuePair,
+    RegisteredMemory, Thread, TimeSpan,
 };
 use nicmodel::{ATOMIC_BYTES, Transport, Verb};
 use verbs_abi::*;
@@ -152,6 +152,13 @@ impl ProfileBuilder {
         ] {
             *all = all.saturating_add(more);
         }
+        let messages = thread.messages.get_or_insert_default();
+        for (most, here) in [
+            (&mut messages.max_sent_ahead, cell.max_sent_ahead),
+            (&mut messages.max_received_ahead, cell.max_received_ahead),
+        ] {
+            *most = (*most).max(here);
+        }
     }
 
     fn add_srq_cell(&mut self, cell: &SrqThreadCell<u64>) {
@@ -163,6 +170,9 @@ impl ProfileBuilder {
 
     /// Adds a queue pair's cell of a process that began to use the data path at `began`.
     fn add_qp_cell(&mut self, cell: &QpThreadCell<u64>, began: u64) {
+        let repeated = RepeatedPosts(cell.packed_repeated_posts);
+        let thread = self.thread_or_insert(cell.thread_id);
+        add_messages(thread.messages.get_or_insert_default(), cell, repeated);
         let transport = match u32::try_from(cell.qp_type) {
             Ok(IBV_QPT_RC) => Transport::Rc,
             Ok(IBV_QPT_UC) => Transport::Uc,
@@ -172,7 +182,6 @@ impl ProfileBuilder {
                 return;
             }
         };
-        let repeated = RepeatedPosts(cell.packed_repeated_posts);
         let posts = saturating_sum(&cell.postlists_by_length).saturating_add(repeated.count());
         let thread = self.thread_or_insert(cell.thread_id);
         thread.posts = thread.posts.saturating_add(posts);
@@ -259,6 +268,7 @@ impl ProfileBuilder {
             },
             notes,
             peers_work: None,
+            clients_unanswered: None,
         };
         RecordedProfile {
             first_use_ns: header.first_data_path_use_ns,
@@ -266,6 +276,19 @@ impl ProfileBuilder {
             profile,
         }
     }
+}
+
+/// Adds a thread's messages on a queue pair of any transport.
+fn add_messages(messages: &mut MessageBalance, cell: &QpThreadCell<u64>, repeated: RepeatedPosts) {
+    let sent = cell.sent_by_kind.iter().map(|kind| kind.count);
+    let received = cell.received_by_kind.iter().map(|kind| kind.count);
+    let further_sent = [cell.unitemised_sent, repeated.count()];
+    messages.sent = sent
+        .chain(further_sent)
+        .fold(messages.sent, u64::saturating_add);
+    messages.received = received
+        .chain([cell.unitemised_received])
+        .fold(messages.received, u64::saturating_add);
 }
 
 /// Adds the counters of a thread for a queue pair; `posts` is the number of its calls.
@@ -528,6 +551,35 @@ mod tests {
         };
         assert_eq!((qp.posted_operations(), qp.postlists), (6, 6));
         assert!((qp.sent[0].operation.signaled_fraction - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn messages_of_a_thread_are_of_all_its_queues() {
+        let mut builder = ProfileBuilder::default();
+        for (sent_ahead, received_ahead) in [(1, 0), (7, 2)] {
+            let mut cell = CqThreadCell::<u64>::new_zeroed();
+            (cell.max_sent_ahead, cell.max_received_ahead) = (sent_ahead, received_ahead);
+            builder.add_cq_cell(&cell);
+        }
+        // Requests leave on one queue pair, and answers arrive on another. Its transport does not matter.
+        let mut cell = QpThreadCell::<u64>::new_zeroed();
+        cell.sent_by_kind[0].count = 90;
+        cell.unitemised_sent = 7;
+        cell.packed_repeated_posts = RepeatedPosts::zero_of_kind(0, false).0 + 3;
+        builder.add_qp_cell(&cell, 0);
+        let mut cell = QpThreadCell::<u64>::new_zeroed();
+        cell.received_by_kind[0].count = 90;
+        cell.unitemised_received = 9;
+        builder.add_qp_cell(&cell, 0);
+        let header = CounterFileHeader::<u64>::new_zeroed();
+        let profile = builder.into_recorded_profile(&header).profile;
+        let expected = MessageBalance {
+            sent: 100,
+            received: 99,
+            max_sent_ahead: 7,
+            max_received_ahead: 2,
+        };
+        assert_eq!(profile.threads[0].messages, Some(expected));
     }
 
     #[test]

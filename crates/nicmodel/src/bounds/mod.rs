@@ -17,6 +17,7 @@ use crate::profile::Profile;
 use contention::QueueingStation;
 pub use processing::nic_ns_per_arriving_operation;
 use processing::{known_value, send_ns_without_fetch_wait};
+use round_trip::one_way_ns;
 pub use round_trip::round_trip_ns;
 
 /// The machine's side of an operation.
@@ -54,6 +55,9 @@ pub struct MixOperation {
     pub queue_pairs: Option<u32>,
     /// Locks over which the atomics are spread evenly. `None`: all locks that atomics can reach.
     pub lock_slots: Option<u32>,
+    /// The message with which the peer answers the operation, if the requester waits for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Operation>,
 }
 
 impl MixOperation {
@@ -67,6 +71,7 @@ impl MixOperation {
             mean_postlist_len: 1.0,
             queue_pairs: None,
             lock_slots: None,
+            answer: None,
         }
     }
 
@@ -128,6 +133,10 @@ pub struct Mix {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "outstanding")]
     pub max_outstanding: Option<f64>,
+    /// Most operations for whose answers the machine waits at a time. `None`: enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "unanswered")]
+    pub max_unanswered: Option<f64>,
 }
 
 impl Mix {
@@ -139,6 +148,7 @@ impl Mix {
             app_ns_per_request: 0.0,
             serialized_app_ns_per_request: 0.0,
             max_outstanding: None,
+            max_unanswered: None,
         }
     }
 
@@ -303,8 +313,13 @@ fn check_ranges(mix: &Mix) -> Result<(), OperationError> {
     if let Some(cores) = mix.cores {
         in_range("cores", f64::from(cores), 1.0, 4096.0)?;
     }
-    if let Some(outstanding) = mix.max_outstanding {
-        in_range("outstanding", outstanding, 1.0, 1e12)?;
+    for (name, count) in [
+        ("outstanding", mix.max_outstanding),
+        ("unanswered", mix.max_unanswered),
+    ] {
+        if let Some(count) = count {
+            in_range(name, count, 1.0, 1e12)?;
+        }
     }
     for load in &mix.operations {
         in_range("per_request", load.operations_per_request, 0.0, 1e6)?;
@@ -326,6 +341,8 @@ struct ResourceDemand {
     verbs_ns: Option<f64>,
     /// The round trips of the machine's own operations, one after the other.
     round_trips_ns: Option<f64>,
+    /// The ways of these operations and of their answers, one after the other.
+    answers_ns: Option<f64>,
     mmio_bytes: f64,
     dma_read_bytes: f64,
     to_device_bytes: f64,
@@ -344,6 +361,7 @@ impl Default for ResourceDemand {
         Self {
             verbs_ns: Some(0.0),
             round_trips_ns: Some(0.0),
+            answers_ns: Some(0.0),
             mmio_bytes: 0.0,
             dma_read_bytes: 0.0,
             to_device_bytes: 0.0,
@@ -409,6 +427,12 @@ impl ResourceDemand {
             Role::Requester => {
                 let round_trip = round_trip_ns(profile, &load.operation, load.post_method);
                 add_multiplied_cost(&mut self.round_trips_ns, times, round_trip);
+                if let Some(answer) = &load.answer {
+                    let there = one_way_ns(profile, &load.operation, load.post_method);
+                    let back = one_way_ns(profile, answer, PostMethod::WqeByMmio);
+                    let both = there.zip(back).map(|(there, back)| there + back);
+                    add_multiplied_cost(&mut self.answers_ns, times, both);
+                }
                 let outbound = nic_ns_per_sent_operation(profile, load, &one);
                 add_multiplied_cost(&mut self.outbound_ns, times, outbound);
                 if let Some(queue_pairs) = load.queue_pairs {
@@ -447,10 +471,13 @@ impl ResourceDemand {
                 .map(|verbs| (verbs + mix.app_ns_per_request) / f64::from(cores)),
             None => Some(0.0),
         };
-        let round_trips = match mix.max_outstanding {
-            Some(outstanding) => self.round_trips_ns.map(|all| all / outstanding),
+        let each = |all_ns: Option<f64>, at_a_time: Option<f64>| match at_a_time {
+            Some(at_a_time) => all_ns.map(|all| all / at_a_time),
             None => Some(0.0),
         };
+        let completions = each(self.round_trips_ns, mix.max_outstanding);
+        let answers = each(self.answers_ns, mix.max_unanswered);
+        let round_trips = completions.zip(answers).map(|(one, other)| one.max(other));
         let busy = [
             (Resource::Cpu, cpu),
             (Resource::RoundTrips, round_trips),

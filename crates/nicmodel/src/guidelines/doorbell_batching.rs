@@ -21,28 +21,36 @@ const MAX_ADVISED_POSTLIST_LEN: f64 = 32.0;
 /// Fewest WRs that are worth a postlist: with fewer, its doorbell and DMA cost as much as they save.
 const MIN_WORTHWHILE_POSTLIST_LEN: f64 = 3.0;
 
-fn could_batch(qp: &QueuePair) -> bool {
-    qp.mean_operations_per_run() >= MIN_WORTHWHILE_POSTLIST_LEN
-        && qp.mean_postlist_len() < qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST_LEN) / 2.0
+/// WRs of a run, on average, but no more than messages that can have been waiting.
+fn mean_waiting(observed: &OperationProfile, qp: &QueuePair) -> f64 {
+    let most = observed.max_ready().unwrap_or(f64::INFINITY);
+    qp.mean_operations_per_run().min(most)
+}
+
+fn could_batch(observed: &OperationProfile, qp: &QueuePair) -> bool {
+    let waiting = mean_waiting(observed, qp);
+    waiting >= MIN_WORTHWHILE_POSTLIST_LEN
+        && qp.mean_postlist_len() < waiting.min(MAX_ADVISED_POSTLIST_LEN) / 2.0
 }
 
 fn detect_violation(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let all: Vec<_> = observed
         .posting_queue_pairs()
-        .filter(|qp| could_batch(qp))
+        .filter(|qp| could_batch(observed, qp))
         .collect();
     let qp = *all
         .iter()
         .min_by_key(|qp| Reverse(qp.posted_operations()))?;
-    let run = qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST_LEN);
+    let waiting = mean_waiting(observed, qp);
+    let run = waiting.min(MAX_ADVISED_POSTLIST_LEN);
     let seen = format!(
         "{} posts {:.1} WRs a doorbell; {:.1} were waiting on average",
         queue_pair_text(qp.qpn, all.len() - 1),
         qp.mean_postlist_len(),
-        qp.mean_operations_per_run(),
+        waiting,
     );
     let mut advice = "link them by ibv_send_wr.next and post them by one ibv_post_send".to_owned();
-    if run < qp.mean_operations_per_run() {
+    if run < waiting {
         advice.push_str(&format!(", up to {MAX_ADVISED_POSTLIST_LEN} at a time"));
     }
     let instead = run * mmio_writes_per_wr(qp, profile)?;
@@ -66,9 +74,10 @@ fn mmio_writes_per_wr(qp: &QueuePair, profile: &Profile) -> Option<f64> {
 
 fn program_after_fix(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
-    for qp in fixed.queue_pairs.iter_mut().filter(|qp| could_batch(qp)) {
+    let to_change = |qp: &&mut QueuePair| could_batch(observed, qp);
+    for qp in fixed.queue_pairs.iter_mut().filter(to_change) {
         let lists = count_to_f64(qp.posted_operations())
-            / qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST_LEN);
+            / mean_waiting(observed, qp).min(MAX_ADVISED_POSTLIST_LEN);
         qp.postlists = u64::from(round_to_u32_at_least_1(lists.ceil()));
         qp.unpolled_postlist_runs = qp.unpolled_postlist_runs.min(qp.postlists);
     }

@@ -98,6 +98,7 @@ impl OperationProfile {
                         mean_postlist_len: lists.mean_len,
                         queue_pairs: Some(queue_pairs),
                         lock_slots,
+                        answer: self.answer(&counted.operation),
                         operations_per_request: lists.work_request_share
                             * count_to_f64(counted.count)
                             / count_to_f64(total),
@@ -115,6 +116,7 @@ impl OperationProfile {
         }
         Some(Mix {
             max_outstanding: self.max_outstanding(),
+            max_unanswered: self.max_unanswered().or(self.clients_unanswered),
             ..Mix::new(loads).on_cores(self.max_concurrent_posters())
         })
     }
@@ -145,6 +147,7 @@ impl OperationProfile {
                 / peers,
             serialized_app_ns_per_request: work.map_or(0.0, |work| work.serialized_ns) / peers,
             max_outstanding: None,
+            max_unanswered: None,
             ..mix
         })
     }

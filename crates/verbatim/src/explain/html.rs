@@ -88,7 +88,7 @@ fn add_process(html: &mut String, process: &ProcessPrediction) {
     for line in heading {
         append(html, format_args!("<p>{}</p>", escape(&line)));
     }
-    if let Some(words) = process.round_trip_sentence() {
+    for words in process.sentences_before_bounds() {
         append(html, format_args!("<p>{}</p>", escape(&words)));
     }
     append(

@@ -106,6 +106,15 @@ pub(super) struct ProcessPrediction {
     /// Maximum number of operations outstanding at a time.
     #[serde(rename = "outstanding")]
     pub(super) max_outstanding_ops: Option<f64>,
+    /// Maximum number of messages for whose answers the process waited at a time, if each was answered.
+    #[serde(rename = "unanswered")]
+    pub(super) max_unanswered: Option<f64>,
+    /// Maximum number of messages that waited for an answer of the process, if it answered each.
+    #[serde(rename = "to_answer")]
+    pub(super) max_to_answer: Option<f64>,
+    /// Maximum number of messages for whose answers its clients waited, if these are in the ledger.
+    #[serde(skip)]
+    pub(super) clients_unanswered: Option<f64>,
     pub(super) bottleneck: Resource,
     /// Resources of the slower side for which the profile has no number.
     #[serde(rename = "unknown")]
@@ -129,17 +138,26 @@ pub(super) struct ProcessPrediction {
 /// Mean run length above which a run counts as a batch that was waiting, if nothing was received.
 const MIN_MEAN_RUN_OF_WAITING_BATCH: f64 = 32.0;
 
+/// Mean lengths of postlists and of runs of a program that may post one work request after each answer in its memory.
+const MAX_MEAN_POSTLIST_OF_PING_PONG: f64 = 1.5;
+const MIN_MEAN_RUN_OF_PING_PONG: f64 = 2.0;
+
 /// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. The tap
 /// cannot know this if the program may find its work in memory.
 fn note_if_readiness_unknown(observed: &OperationProfile) -> Vec<String> {
-    let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
-        && observed
-            .posting_queue_pairs()
-            .any(|qp| qp.mean_operations_per_run() > MIN_MEAN_RUN_OF_WAITING_BATCH);
+    let is_long_run = |qp: &QueuePair| {
+        qp.mean_operations_per_run() > MIN_MEAN_RUN_OF_WAITING_BATCH
+            || qp.mean_postlist_len() < MAX_MEAN_POSTLIST_OF_PING_PONG
+                && qp.mean_operations_per_run() >= MIN_MEAN_RUN_OF_PING_PONG
+    };
+    let from_memory = observed.max_ready().is_none()
+        && observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
+        && observed.posting_queue_pairs().any(is_long_run);
     from_memory
         .then(|| {
             "it receives no messages, and finds a completion for many work requests at once, so its work may come through \
-             its memory, which is not seen: fewer work requests may have waited than is said"
+             its memory, which is not seen: fewer work requests may have waited than is said. If it waits for answers in \
+             its memory, round trips bound its rate below what is said (verbatim model --window N)"
                 .to_owned()
         })
         .into_iter()
@@ -192,7 +210,9 @@ impl Report {
         let mut processes = Vec::new();
         let (mut idle_processes, mut impossible_processes) = (0, 0);
         let mut notes = ledger.notes.clone();
-        for process in &ledger.processes {
+        let mut observed = ledger.processes.clone();
+        OperationProfile::exchange_unanswered(&mut observed);
+        for process in &observed {
             match ProcessPrediction::new(process, profile)? {
                 Some(process) => processes.push(process),
                 None => {
@@ -360,6 +380,9 @@ impl ProcessPrediction {
             slower_role: slower,
             waits_for_each_operation: observed.waits_after_each_operation(),
             max_outstanding_ops: fitted.max_outstanding(),
+            max_unanswered: fitted.max_unanswered(),
+            max_to_answer: fitted.max_to_answer(),
+            clients_unanswered: fitted.clients_unanswered,
             bottleneck,
             unknown_resources: unknown,
             polls: polls.all_polls,

@@ -108,7 +108,7 @@ fn show_process(process: &ProcessPrediction) -> Result<()> {
     ]);
     print_line(rows)?;
     print_line("\nWhat binds on its machine:\n")?;
-    if let Some(words) = process.round_trip_sentence() {
+    for words in process.sentences_before_bounds() {
         print_line(format_args!("{words}\n"))?;
     }
     for line in bounds_lines(&process.bounds) {

@@ -60,6 +60,16 @@ impl ProcessPrediction {
         }
     }
 
+    /// Returns the maximum number of operations outstanding at a time, or unanswered if these are fewer.
+    fn operations_at_a_time(&self) -> Option<f64> {
+        let all = [
+            self.max_outstanding_ops,
+            self.max_unanswered,
+            self.clients_unanswered,
+        ];
+        all.into_iter().flatten().reduce(f64::min)
+    }
+
     /// Returns the advice with this verdict.
     pub(super) fn advice_judged_as(&self, wanted: AdviceVerdict) -> impl Iterator<Item = &Advice> {
         let all = self.advice.iter();
@@ -92,8 +102,35 @@ impl ProcessPrediction {
         })
     }
 
+    /// Returns the sentences that precede the bounds.
+    pub(super) fn sentences_before_bounds(&self) -> impl Iterator<Item = String> {
+        [self.answers_sentence(), self.round_trip_sentence()]
+            .into_iter()
+            .flatten()
+    }
+
+    /// Returns the sentence on the answers of a process that waits for them, or gives them.
+    fn answers_sentence(&self) -> Option<String> {
+        let number = |count: f64| match format_three_digits(count).as_str() {
+            "1.00" => "1 message was".to_owned(),
+            many => format!("{many} messages were"),
+        };
+        if let Some(most) = self.max_unanswered {
+            return Some(format!(
+                "It got an answer to each message: at most {} unanswered at a time, whatever is outstanding. So a round \
+                 trip is the way of the message and of its answer.",
+                number(most)
+            ));
+        }
+        let most = self.max_to_answer?;
+        Some(format!(
+            "It answered each message: at most {} to be answered at a time, so no more answers were waiting.",
+            number(most)
+        ))
+    }
+
     /// Returns the sentence that precedes the bounds if round trips determine the program's rate.
-    pub(super) fn round_trip_sentence(&self) -> Option<String> {
+    fn round_trip_sentence(&self) -> Option<String> {
         let known = self
             .bounds
             .bounds
@@ -106,7 +143,7 @@ impl ProcessPrediction {
                     .to_owned()
             });
         };
-        let outstanding = self.max_outstanding_ops?;
+        let outstanding = self.operations_at_a_time()?;
         if self.bottleneck != Resource::RoundTrips || self.slower_role != Role::Requester {
             return None;
         }

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use nicmodel::op_profile::{
-    CountedOperations, OperationProfile, PostedRecvs, PostlistsByLength, QueuePair, Thread, VERSION,
+    CountedOperations, MessageBalance, OperationProfile, PostedRecvs, PostlistsByLength, QueuePair,
+    Thread, VERSION,
 };
 use nicmodel::{Operation, Transport, Verb};
 use serde_json::Value;
@@ -125,6 +126,71 @@ fn advice_names_the_queue_pair_the_fix_and_the_gain() {
         position("unsignaled") != usize::MAX && position("header-only") == usize::MAX,
         "{text}"
     );
+}
+
+/// A client that sends one message and waits for its answer, and signals one in 64.
+fn closed_loop(program: &str, sent_ahead: u64, received_ahead: u64) -> OperationProfile {
+    let send = Operation::new(Verb::Send, Transport::Ud, 8)
+        .inlined()
+        .with_signaled_fraction(1.0 / 64.0);
+    let count = 10_000;
+    let counted = |operation| vec![CountedOperations { operation, count }];
+    let queue_pair = QueuePair {
+        sent: counted(send),
+        postlists: count,
+        unpolled_postlist_runs: 100,
+        received: counted(send),
+        max_outstanding: 256,
+        mean_outstanding: 128.0,
+        ..QueuePair::new(0x12, Transport::Ud)
+    };
+    OperationProfile {
+        version: VERSION,
+        program: program.to_owned(),
+        complete: true,
+        threads: vec![Thread {
+            posts: count,
+            messages: Some(MessageBalance {
+                sent: count,
+                received: count,
+                max_sent_ahead: sent_ahead,
+                max_received_ahead: received_ahead,
+            }),
+            ..Thread::default()
+        }],
+        queue_pairs: vec![queue_pair],
+        peer_count: 1,
+        ..OperationProfile::default()
+    }
+}
+
+#[test]
+fn messages_that_are_answered_are_outstanding_until_their_answer() {
+    let processes = vec![closed_loop("client", 1, 0), closed_loop("server", 0, 1)];
+    let ledger = Ledger {
+        processes,
+        ..ledger()
+    };
+    let (text, _, status) = explained(&ledger, &["--nic", "cib"]);
+    assert_eq!(status, Some(0));
+    for words in [
+        "It got an answer to each message: at most 1 message was unanswered",
+        "It answered each message: at most 1 message was to be answered",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert_eq!(
+        text.matches("round trips bound its rate").count(),
+        2,
+        "{text}"
+    );
+    assert!(!text.contains("doorbell-batching"), "{text}");
+    let (json, _, _) = explained(&ledger, &["--nic", "cib", "--json"]);
+    let value: Value = serde_json::from_str(&json).expect("one object");
+    for process in value["data"]["processes"].as_array().expect("a list") {
+        let rate = process["predicted_mops"].as_f64().expect("a rate");
+        assert!((0.4..0.55).contains(&rate), "{rate}");
+    }
 }
 
 #[test]
