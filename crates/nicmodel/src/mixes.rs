@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::bounds::{Mix, MixOperation, Role};
+use crate::bounds::{Mix, MixOperation, Resource, Role};
 use crate::operation::{Operation, PayloadDestination};
 use crate::profile::{Profile, Sourced, builtin_profile};
 use crate::published::{self, PublishedNumber};
@@ -12,16 +12,19 @@ use crate::verb::{Transport, Verb};
 /// profile lacks it.
 #[must_use]
 pub fn herd_request_work_ns(profile: &Profile, batched: bool) -> f64 {
-    let of = |profile: &Profile| {
-        let host = &profile.host;
-        let number = match batched {
-            true => &host.batched_lookup_ns,
-            false => &host.lookup_ns,
-        };
-        number.as_ref().map(|number| number.value)
-    };
+    let of = |profile| known_herd_request_work_ns(profile, batched);
     let known = of(profile).or_else(|| builtin_profile("cib").and_then(of));
     known.unwrap_or(0.0)
+}
+
+/// Core time of HERD for the work of a request apart from verbs, in ns; `None` if the profile lacks it.
+fn known_herd_request_work_ns(profile: &Profile, batched: bool) -> Option<f64> {
+    let host = &profile.host;
+    let number = match batched {
+        true => &host.batched_lookup_ns,
+        false => &host.lookup_ns,
+    };
+    number.as_ref().map(|number| number.value)
 }
 
 /// Size of requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
@@ -243,11 +246,17 @@ fn herd_rpc_operations(response_bytes: u32, postlist: f64, queue_pairs: u32) -> 
 /// Returns the mix of a sequencer with these messages.
 fn sequencer_mix(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postlist: f64) -> Mix {
     let host = &profile.with_active_cores(cores).host;
-    let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |number| number.value);
-    let add_ns = match cores {
-        1 => known(&host.atomic_add_ns),
-        _ => known(&host.contended_add_ns),
+    let add = match cores {
+        1 => &host.atomic_add_ns,
+        _ => &host.contended_add_ns,
     };
+    let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |number| number.value);
+    let add_ns = known(add);
+    let unknown = [
+        (Resource::Cpu, host.request_ns.is_none() || add.is_none()),
+        (Resource::SharedLine, cores > 1 && add.is_none()),
+    ];
+    let unknown = unknown.into_iter().filter(|(_, is_unknown)| *is_unknown);
     Mix {
         operations: loads,
         cores: Some(cores),
@@ -255,6 +264,7 @@ fn sequencer_mix(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postli
         serialized_app_ns_per_request: if cores == 1 { 0.0 } else { add_ns / postlist },
         max_outstanding: None,
         max_unanswered: None,
+        partly_unknown_resources: unknown.map(|(resource, _)| resource).collect(),
     }
 }
 
@@ -277,18 +287,24 @@ pub fn mix_of_rpc_benchmark(profile: &Profile, id: &str) -> Option<Mix> {
     }
 }
 
+/// Returns the mix of HERD. Work that the profile lacks counts as 0, and the CPU as unknown.
+fn herd_mix(profile: &Profile, cores: u32, postlist: f64, batched: bool) -> Mix {
+    let app_ns = known_herd_request_work_ns(profile, batched);
+    Mix {
+        app_ns_per_request: app_ns.unwrap_or(0.0) * profile.slowdown_factor(cores),
+        partly_unknown_resources: match app_ns {
+            Some(_) => Vec::new(),
+            None => vec![Resource::Cpu],
+        },
+        ..Mix::new(herd_rpc_operations(32, postlist, 2 * cores)).on_cores(cores)
+    }
+}
+
 fn system_mixes(profile: &Profile) -> Vec<NamedMix> {
     let sequencer = |loads, cores, postlist| sequencer_mix(profile, loads, cores, postlist);
     let rpc =
         |cores, postlist, queue_pairs| rpc_sequencer_mix(profile, cores, postlist, queue_pairs);
-    let herd = |cores, postlist, app_ns| Mix {
-        operations: herd_rpc_operations(32, postlist, 2 * cores),
-        cores: Some(cores),
-        app_ns_per_request: app_ns * profile.slowdown_factor(cores),
-        serialized_app_ns_per_request: 0.0,
-        max_outstanding: None,
-        max_unanswered: None,
-    };
+    let herd = |cores, postlist, batched| herd_mix(profile, cores, postlist, batched);
     let spec_s0 = |cores: u32| {
         let header_only = Operation::header_only(Transport::Ud);
         let loads = vec![
@@ -368,25 +384,25 @@ fn system_mixes(profile: &Profile) -> Vec<NamedMix> {
         named(
             "herd-1",
             "HERD key-value store, one core",
-            herd(1, 1.0, herd_request_work_ns(profile, false)),
+            herd(1, 1.0, false),
             on_cib("herd_base_1c"),
         ),
         named(
             "herd",
             "HERD key-value store, all cores",
-            herd(all, 1.0, herd_request_work_ns(profile, false)),
+            herd(all, 1.0, false),
             on_cib("herd_base_peak"),
         ),
         named(
             "herd-batch-1",
             "HERD with batches, one core",
-            herd(1, HERD_POSTLIST_LEN, herd_request_work_ns(profile, true)),
+            herd(1, HERD_POSTLIST_LEN, true),
             on_cib("herd_batch_1c"),
         ),
         named(
             "herd-batch",
             "HERD with batches, 12 cores",
-            herd(12, HERD_POSTLIST_LEN, herd_request_work_ns(profile, true)),
+            herd(12, HERD_POSTLIST_LEN, true),
             on_cib("herd_batch_peak"),
         ),
         named(

@@ -114,6 +114,35 @@ fn published_bottlenecks() {
     assert_eq!(atomics, Some(Resource::AtomicLocks));
 }
 
+/// A profile without a processor cost has no rate that the processors are known to allow.
+#[test]
+fn missing_processor_costs_of_a_system_are_unknown() {
+    let unknown_without = |missing: &dyn Fn(&mut Profile), mix: &str| {
+        let mut profile = nic("cib").clone();
+        missing(&mut profile);
+        let named = mixes::mix_by_name(&profile, mix).expect("a mix");
+        bounds(&profile, &named.mix).unknown_resources
+    };
+    let (cpu, line) = (Resource::Cpu, Resource::SharedLine);
+    type Case<'a> = (&'a dyn Fn(&mut Profile), &'a str, &'a [Resource]);
+    let cases: [Case; 7] = [
+        (&|_| {}, "sequencer-rpc", &[]),
+        (&|p| p.host.request_ns = None, "sequencer-rpc", &[cpu]),
+        (
+            &|p| p.host.contended_add_ns = None,
+            "sequencer-rpc",
+            &[cpu, line],
+        ),
+        (&|p| p.host.atomic_add_ns = None, "sequencer-rpc-1", &[cpu]),
+        (&|p| p.host.atomic_add_ns = None, "sequencer-rpc", &[]),
+        (&|p| p.host.lookup_ns = None, "herd", &[cpu]),
+        (&|p| p.host.batched_lookup_ns = None, "herd-batch", &[cpu]),
+    ];
+    for (missing, mix, unknown) in cases {
+        assert_eq!(unknown_without(missing, mix), unknown, "{mix}");
+    }
+}
+
 /// Figure 12: the link limits READs from the printed powers of two on.
 #[test]
 fn reads_turn_to_the_link_at_the_published_payloads() {

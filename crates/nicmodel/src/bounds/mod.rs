@@ -137,6 +137,10 @@ pub struct Mix {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "unanswered")]
     pub max_unanswered: Option<f64>,
+    /// Resources whose use apart from verbs is not known in full: `app_ns` and `shared_ns` lack a part.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "unknown")]
+    pub partly_unknown_resources: Vec<Resource>,
 }
 
 impl Mix {
@@ -149,6 +153,7 @@ impl Mix {
             serialized_app_ns_per_request: 0.0,
             max_outstanding: None,
             max_unanswered: None,
+            partly_unknown_resources: Vec::new(),
         }
     }
 
@@ -506,7 +511,10 @@ impl ResourceDemand {
         });
         let mut bounds: Vec<_> = known.collect();
         bounds.sort_by(|a, b| a.rate_mops.total_cmp(&b.rate_mops));
-        let unknown = busy.iter().filter(|(_, busy)| busy.is_none());
+        let is_unknown = |(resource, busy): &&(Resource, Option<f64>)| {
+            busy.is_none() || mix.partly_unknown_resources.contains(resource)
+        };
+        let unknown = busy.iter().filter(is_unknown);
         let alone = bounds.first().map(|bound| bound.rate_mops);
         let together = self.contending_cores_mops(mix, link);
         Bounds {
