@@ -10,10 +10,29 @@ use bench::link::WorkerCommand;
 use bench::open_nic::NicChoice;
 use bench::run_circumstances::RunCircumstances;
 use bench::stats::MedianAndSpread;
+use nicmodel::Profile;
 use serde::Serialize;
 
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{format_three_digits, print_json};
+
+/// Returns true if a simulated core takes no time for a verb, because the profile has no cost: rates are then limits.
+pub(super) fn are_core_costs_unknown(profile: &Profile) -> bool {
+    let host = &profile.host;
+    [&host.post_wqe_ns, &host.mmio_write_ns, &host.poll_cqe_ns]
+        .into_iter()
+        .any(Option::is_none)
+}
+
+/// Prints a note if the rates of simulations with this profile are limits.
+pub(super) fn note_if_core_costs_unknown(profile: &Profile) {
+    if are_core_costs_unknown(profile) {
+        eprintln!(
+            "note: profile {} has no processor costs: its cores take no time for a verb, so rates are at most as printed",
+            profile.name
+        );
+    }
+}
 
 /// The cores on which a benchmark runs.
 #[derive(clap::Args)]

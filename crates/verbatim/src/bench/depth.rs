@@ -14,7 +14,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::common::{
-    CoresArgs, format_byte_count, nic_choice, warn_of_debug_build_and_load, worker_command,
+    CoresArgs, are_core_costs_unknown, format_byte_count, nic_choice, note_if_core_costs_unknown,
+    warn_of_debug_build_and_load, worker_command,
 };
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
@@ -151,6 +152,9 @@ impl Args {
 #[derive(Serialize)]
 struct SimulatedDepthResult<'n> {
     nic: &'n str,
+    /// True if the rate is at most as printed, because the profile lacks the costs of cores.
+    #[serde(rename = "at_most")]
+    is_limit: bool,
     #[serde(flatten)]
     config: ExchangeConfig,
     requests_per_s: f64,
@@ -177,6 +181,7 @@ fn run_simulated(args: &Args) -> Result<CommandOutcome> {
             let first = *first.get_or_insert(rate.requests_per_s);
             measured.push(SimulatedDepthResult {
                 nic: &profile.name,
+                is_limit: are_core_costs_unknown(profile),
                 config: *config,
                 requests_per_s: rate.requests_per_s,
                 rate_ratio_to_first_depth: rate.requests_per_s / first,
@@ -185,6 +190,7 @@ fn run_simulated(args: &Args) -> Result<CommandOutcome> {
         }
     }
     drop(steps);
+    profiles.iter().for_each(note_if_core_costs_unknown);
     if args.json {
         for line in &measured {
             print_typed_json("depth", line)?;
@@ -209,10 +215,11 @@ fn run_simulated(args: &Args) -> Result<CommandOutcome> {
     for line in &measured {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let payload_bytes = line.config.payload_bytes as f64;
+        let limit = if line.is_limit { "≤ " } else { "" };
         rows.add_row([
             line.nic.to_owned(),
             line.config.depth.to_string(),
-            format_three_digits(line.requests_per_s / 1e3),
+            format!("{limit}{}", format_three_digits(line.requests_per_s / 1e3)),
             format_three_digits(line.rate_ratio_to_first_depth),
             format_three_digits(line.requests_per_s * payload_bytes / 1e9),
             line.verified_requests.to_string(),

@@ -15,7 +15,10 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLineWriter, format_median_and_range, warn_of_debug_build_and_load};
+use super::common::{
+    JsonLineWriter, are_core_costs_unknown, format_median_and_range, note_if_core_costs_unknown,
+    warn_of_debug_build_and_load,
+};
 use super::parameters::StreamArgs;
 use super::verb::{RateMedians, describe_run, rate_medians};
 use crate::CommandOutcome;
@@ -203,6 +206,9 @@ enum JsonLine<'a> {
     /// The profile of the NIC; this is the first line of a simulated sweep.
     Simulated {
         nic: &'a str,
+        /// True if rates are at most as printed.
+        #[serde(rename = "at_most")]
+        is_limit: bool,
         settings: &'a Settings,
     },
     /// The result of one round of a point.
@@ -290,6 +296,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         for (profile, streams) in profiles.iter().zip(&each) {
             swept.push(simulate(args, streams, profile, &steps, &mut lines)?);
         }
+        profiles.iter().for_each(note_if_core_costs_unknown);
     }
     if let Some(file) = &picture.csv {
         output::write_file(file, &csv(args.over, &swept))?;
@@ -312,6 +319,8 @@ type SettingAndRate = (usize, RateMedians);
 /// The results of a sweep on one NIC.
 struct PerNicResult {
     nic: String,
+    /// True if rates are at most as printed, because the profile lacks the costs of cores.
+    is_limit: bool,
     /// The NIC and the circumstances of the run.
     title: String,
     points: Vec<SettingAndRate>,
@@ -352,9 +361,20 @@ fn simulate(
     steps: &CommandSteps,
     lines: &mut JsonLineWriter,
 ) -> Result<PerNicResult> {
-    let title = format!("{}, simulated: {}", describe_verb(args), profile.title);
+    let is_limit = are_core_costs_unknown(profile);
+    let limit = if is_limit {
+        " (at most; unknown: processor costs)"
+    } else {
+        ""
+    };
+    let title = format!(
+        "{}, simulated: {}{limit}",
+        describe_verb(args),
+        profile.title
+    );
     lines.write_line(&JsonLine::Simulated {
         nic: &profile.name,
+        is_limit,
         settings: &settings(args, streams, 1),
     })?;
     let mut points = Vec::new();
@@ -375,6 +395,7 @@ fn simulate(
     }
     Ok(PerNicResult {
         nic: profile.name.clone(),
+        is_limit,
         title,
         points,
     })
@@ -424,6 +445,7 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
     }
     Ok(PerNicResult {
         nic: record.device.clone(),
+        is_limit: false,
         title: format!(
             "{}: {}",
             describe_verb(args),
@@ -433,16 +455,16 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
     })
 }
 
-/// Formats a CSV line for each point; the NIC is the last column.
+/// Formats a CSV line for each point. The last columns are the NIC, and whether rates are at most as printed.
 fn csv(over: SweptSetting, swept: &[PerNicResult]) -> String {
     let mut text = format!(
-        "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops,nic\n",
+        "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops,nic,at_most\n",
         over.name()
     );
     let points = swept
         .iter()
-        .flat_map(|one| one.points.iter().map(|point| (&one.nic, point)));
-    for (nic, (value, result)) in points {
+        .flat_map(|one| one.points.iter().map(move |point| (one, point)));
+    for (one, (value, result)) in points {
         let _ = write!(text, "{value}");
         for spread in [result.rate_mops, result.bandwidth_gbytes_per_s] {
             match spread {
@@ -452,7 +474,11 @@ fn csv(over: SweptSetting, swept: &[PerNicResult]) -> String {
                 None => text.push_str(",,,"),
             }
         }
-        let _ = writeln!(text, ",{},{},{nic}", result.verified_ops, result.lost_ops);
+        let _ = writeln!(
+            text,
+            ",{},{},{},{}",
+            result.verified_ops, result.lost_ops, one.nic, one.is_limit
+        );
     }
     text
 }
@@ -480,7 +506,11 @@ fn chart(args: &Args, all: &[PerNicResult]) -> Chart {
         y: Axis::auto("10⁶ messages a second"),
         series: all
             .iter()
-            .map(|one| Series::new(&one.nic, one.points.iter().filter_map(point)))
+            .map(|one| {
+                let limit = if one.is_limit { ", at most" } else { "" };
+                let name = format!("{}{limit}", one.nic);
+                Series::new(name, one.points.iter().filter_map(point))
+            })
             .collect(),
         constant_levels: Vec::new(),
     }
@@ -532,6 +562,7 @@ mod tests {
     fn a_point_without_a_rate_is_an_empty_cell() {
         let nothing = rate_medians(&[]);
         let swept = PerNicResult {
+            is_limit: true,
             nic: "cib".to_owned(),
             title: String::new(),
             points: vec![(4, nothing)],
@@ -539,7 +570,7 @@ mod tests {
         let text = csv(SweptSetting::Batch, &[swept]);
         let last = text.lines().last().expect("a line");
         assert!(text.starts_with("batch,"));
-        assert_eq!(last, "4,,,,,,,0,0,cib");
+        assert_eq!(last, "4,,,,,,,0,0,cib,true");
         assert_eq!(
             last.split(',').count(),
             text.lines().next().expect("a head").split(',').count()

@@ -13,7 +13,8 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use super::common::{
-    JsonLineWriter, format_byte_count, format_median_and_range, warn_of_debug_build_and_load,
+    JsonLineWriter, format_byte_count, format_median_and_range, note_if_core_costs_unknown,
+    warn_of_debug_build_and_load,
 };
 use super::parameters::{CommonArgs, MIN_VIRTUAL_DURATION_MS, StreamArgs};
 use crate::CommandOutcome;
@@ -197,9 +198,7 @@ fn simulate(
         "Simulated in virtual time, not measured: {}",
         profile.title
     ))?;
-    if profile.host.post_wqe_ns.is_none() {
-        eprintln!("note: profile {nic} has no processor costs: its cores take no time for a verb");
-    }
+    note_if_core_costs_unknown(profile);
     match task {
         MeasurementTask::Stream(stream) => show_rate(stream, &rate_medians(&[outcome]))?,
         MeasurementTask::PingPong(ping) => show_latency(ping, &latency_medians(&[outcome]))?,

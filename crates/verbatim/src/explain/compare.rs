@@ -6,7 +6,7 @@ use nicmodel::guidelines::MIN_RELATIVE_GAIN;
 use nicmodel::uncertainty;
 
 use super::report::{ProcessPrediction, Report};
-use crate::model::{format_range, format_signed_percent};
+use crate::model::{format_range, format_rate_or_limit, format_signed_percent};
 use crate::output::{format_three_digits, print_line, table_with_header_slice};
 
 /// Prints named reports side by side, process by process.
@@ -75,7 +75,7 @@ fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -
     rows.add_row(words("failed", &|process| {
         process.failed_completions.to_string()
     }));
-    let numbers: [(&str, ProcessFigureFn); 6] = [
+    let numbers: [(&str, ProcessFigureFn); 5] = [
         ("MMIO writes", |p| {
             mean_cost_per_operation(p, |kind| kind.mmio_writes_per_op)
         }),
@@ -87,7 +87,6 @@ fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -
         }),
         ("PCIe bytes to the NIC", |p| p.to_device_bytes_per_op),
         ("PCIe bytes to the host", |p| p.to_host_bytes_per_op),
-        ("the model allows, M/s", |p| p.predicted_mops),
     ];
     for (title, of) in numbers {
         let mut row = words(title, &|process| format_three_digits(of(process)));
@@ -101,6 +100,15 @@ fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -
         }
         rows.add_row(row);
     }
+    let mut rate = words("the model allows, M/s", &|process| {
+        format_rate_or_limit(Some(process.predicted_mops), &process.unknown_resources)
+    });
+    if let [(_, Some(before)), (_, Some(after))] = columns
+        && let Some(cell) = rate.last_mut()
+    {
+        *cell = change_of_rate(before, after);
+    }
+    rows.add_row(rate);
     let mut range = words("likely, M/s", &|process| {
         let range = process.likely_rate.as_ref();
         range.map_or_else(|| "-".to_owned(), format_range)
@@ -135,9 +143,22 @@ fn show_process(columns: &[(&str, Option<&ProcessPrediction>)], one_nic: bool) -
     }));
     rows.add_row(words("which would allow, M/s", &|process| {
         let last = process.steps.last();
-        format_three_digits(last.map_or(process.predicted_mops, |step| step.gain.then_mops))
+        let rate = last.map_or(process.predicted_mops, |step| step.gain.then_mops);
+        format_rate_or_limit(Some(rate), &process.unknown_resources)
     }));
     print_line(rows)
+}
+
+/// Formats the change of the rate. A rate with unknown resources is a limit, so the change is one, too.
+fn change_of_rate(before: &ProcessPrediction, after: &ProcessPrediction) -> String {
+    let change = format_signed_percent(after.predicted_mops / before.predicted_mops - 1.0, 0);
+    let is_limit = |process: &ProcessPrediction| !process.unknown_resources.is_empty();
+    match (is_limit(before), is_limit(after)) {
+        (false, false) => change,
+        (false, true) => format!("at most {change}"),
+        (true, false) => format!("at least {change}"),
+        (true, true) => format!("{change} of the limits"),
+    }
 }
 
 /// Returns true if two rates on one NIC differ, and by no more than the noise of the model.
@@ -194,6 +215,15 @@ mod tests {
         let sent = process.kinds.iter().find(|kind| kind.count == 1);
         assert!((mean - sent.expect("the SEND").mmio_writes_per_op).abs() < 1e-9);
         assert!(mean > 0.0);
+    }
+
+    #[test]
+    fn a_change_from_or_to_a_limit_is_a_limit() {
+        let [known, limit] = ["cib", "cx"].map(posts_one_and_receives_four);
+        assert!(change_of_rate(&known, &known).starts_with('0'));
+        assert!(change_of_rate(&known, &limit).starts_with("at most "));
+        assert!(change_of_rate(&limit, &known).starts_with("at least "));
+        assert!(change_of_rate(&limit, &limit).ends_with(" of the limits"));
     }
 
     #[test]

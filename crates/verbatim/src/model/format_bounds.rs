@@ -1,7 +1,7 @@
 //! Formats bounds and shares as lines of text.
 
 use nicmodel::Bounds;
-use nicmodel::bounds::Bound;
+use nicmodel::bounds::{Bound, Resource};
 use nicmodel::uncertainty::{self, LikelyRange};
 
 use crate::output::{format_three_digits, table};
@@ -40,6 +40,15 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
     lines.push(rows.to_string());
     lines.extend(unknown_resources_line(bounds));
     lines
+}
+
+/// Formats a rate; with "≤" if resources for which the profile has no number may bound it further.
+pub(crate) fn format_rate_or_limit(rate_mops: Option<f64>, unknown: &[Resource]) -> String {
+    let Some(rate) = rate_mops else {
+        return "-".to_owned();
+    };
+    let limit = if unknown.is_empty() { "" } else { "≤ " };
+    format!("{limit}{}", format_three_digits(rate))
 }
 
 /// Formats the range in which a rate probably lies.

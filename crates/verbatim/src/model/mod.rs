@@ -20,7 +20,8 @@ use crate::CommandOutcome;
 use crate::output::{print_line, print_typed_json};
 
 pub(crate) use format_bounds::{
-    bounds_lines, format_likely_rate, format_range, format_signed_percent, unknown_resources_line,
+    bounds_lines, format_likely_rate, format_range, format_rate_or_limit, format_signed_percent,
+    unknown_resources_line,
 };
 
 /// The choice of one NIC to model.

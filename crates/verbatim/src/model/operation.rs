@@ -12,7 +12,9 @@ use nicmodel::{
 };
 use serde::Serialize;
 
-use super::format_bounds::{bounds_lines, format_range, format_signed_percent};
+use super::format_bounds::{
+    bounds_lines, format_range, format_rate_or_limit, format_signed_percent,
+};
 use super::knob::SweptKnob;
 use crate::args;
 use crate::output::{format_three_digits, print_line, print_typed_json, table};
@@ -378,9 +380,7 @@ pub(super) fn print_rates_side_by_side(profiles: &[Profile], wanted: &OperationA
             rows.add_row([
                 profile.name.clone(),
                 name.to_owned(),
-                bounds
-                    .predicted_mops
-                    .map_or_else(|| "-".to_owned(), format_three_digits),
+                format_rate_or_limit(bounds.predicted_mops, &bounds.unknown_resources),
                 uncertainty::likely_range_of_mix(bounds)
                     .map_or_else(|| "-".to_owned(), |range| format_range(&range)),
                 bounds

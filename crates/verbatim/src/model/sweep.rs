@@ -3,12 +3,14 @@
 use anyhow::{Result, bail};
 use chart::{Axis, Chart, Point, Series};
 use nicmodel::Profile;
+use nicmodel::bounds::Resource;
 use serde::Serialize;
 
+use super::format_bounds::format_rate_or_limit;
 use super::knob::SweptKnob;
 use super::operation::OperationArgs;
 use crate::args;
-use crate::output::{format_three_digits, print_line, print_typed_json, table};
+use crate::output::{print_line, print_typed_json, table};
 use crate::picture::{PictureArgs, axis_coordinate};
 
 /// What is turned, and what is left beside the table.
@@ -38,6 +40,23 @@ struct Row {
     responder_mops: Option<f64>,
     /// Bottleneck of the slower side.
     bottleneck: Option<String>,
+    /// Resources of each side for which the profile has no number: the rate is then a limit.
+    #[serde(rename = "requester_unknown")]
+    requester_unknown_resources: Vec<Resource>,
+    #[serde(rename = "responder_unknown")]
+    responder_unknown_resources: Vec<Resource>,
+}
+
+impl Row {
+    /// Returns the names of the unknown resources of both sides.
+    fn unknown_resource_names(&self) -> String {
+        let both = self.requester_unknown_resources.iter();
+        let mut names: Vec<_> = both.chain(&self.responder_unknown_resources).collect();
+        names.sort();
+        names.dedup();
+        let names: Vec<_> = names.into_iter().map(ToString::to_string).collect();
+        names.join(", ")
+    }
 }
 
 impl SweepArgs {
@@ -99,7 +118,7 @@ impl SweepArgs {
         }
         self.picture.write_requested_files(&Chart {
             title: format!("What resources allow, over {}", over.axis().label),
-            caption: format!("model, not measured: {}", titles.join("; ")),
+            caption: caption(profiles, &rows),
             x: over.axis(),
             y: Axis::auto("10⁶ operations a second"),
             series: series(profiles, &rows),
@@ -129,6 +148,8 @@ fn row(profile: &Profile, wanted: &OperationArgs, over: SweptKnob, value: usize)
         requester_mops: requester.predicted_mops,
         responder_mops: responder.predicted_mops,
         bottleneck: slower.bottleneck().map(|resource| resource.to_string()),
+        requester_unknown_resources: requester.unknown_resources.clone(),
+        responder_unknown_resources: responder.unknown_resources.clone(),
     })
 }
 
@@ -140,33 +161,61 @@ fn print_rate_table(over: SweptKnob, rows: &[Row]) -> Result<()> {
         "requester, M/s",
         "responder, M/s",
         "what binds",
+        "unknown",
     ];
     let mut shown = table(header, &[1, 2, 3]);
     for row in rows {
-        let known = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), format_three_digits);
         shown.add_row([
             row.nic.clone(),
             row.swept_value.to_string(),
-            known(row.requester_mops),
-            known(row.responder_mops),
+            format_rate_or_limit(row.requester_mops, &row.requester_unknown_resources),
+            format_rate_or_limit(row.responder_mops, &row.responder_unknown_resources),
             row.bottleneck.clone().unwrap_or_default(),
+            row.unknown_resource_names(),
         ]);
     }
     print_line(shown)
 }
 
+/// Returns the caption of the picture, with the unknown resources of each NIC.
+fn caption(profiles: &[Profile], rows: &[Row]) -> String {
+    let each = profiles.iter().map(|profile| {
+        let of_nic = rows.iter().filter(|row| row.nic == profile.name);
+        let unknown = of_nic.map(Row::unknown_resource_names);
+        match unknown.max_by_key(String::len) {
+            Some(names) if !names.is_empty() => {
+                format!("{} (at most; unknown: {names})", profile.title)
+            }
+            _ => profile.title.clone(),
+        }
+    });
+    format!(
+        "model, not measured: {}",
+        each.collect::<Vec<_>>().join("; ")
+    )
+}
+
+/// A side's rate in a row, and its unknown resources.
+type SideOfRowFn = fn(&Row) -> (Option<f64>, &[Resource]);
+
 /// Returns the curves of both sides of each NIC.
 fn series(profiles: &[Profile], rows: &[Row]) -> Vec<Series> {
-    let side = |profile: &Profile, name: &str, of: fn(&Row) -> Option<f64>| {
+    let side = |profile: &Profile, name: &str, of: SideOfRowFn| {
         let rows = rows.iter().filter(|row| row.nic == profile.name);
-        let points =
-            rows.filter_map(|row| Some(Point::from((axis_coordinate(row.swept_value), of(row)?))));
-        Series::new(format!("{}, {name}", profile.name), points)
+        let is_limit = rows.clone().any(|row| !of(row).1.is_empty());
+        let limit = if is_limit { ", at most" } else { "" };
+        let points = rows
+            .filter_map(|row| Some(Point::from((axis_coordinate(row.swept_value), of(row).0?))));
+        Series::new(format!("{}, {name}{limit}", profile.name), points)
     };
     let both = |profile| {
         [
-            side(profile, "requester", |row| row.requester_mops),
-            side(profile, "responder", |row| row.responder_mops),
+            side(profile, "requester", |row| {
+                (row.requester_mops, &row.requester_unknown_resources)
+            }),
+            side(profile, "responder", |row| {
+                (row.responder_mops, &row.responder_unknown_resources)
+            }),
         ]
     };
     profiles.iter().flat_map(both).collect()

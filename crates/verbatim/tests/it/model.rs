@@ -41,6 +41,42 @@ fn refused(args: &[&str], advice: &str) {
 }
 
 #[test]
+fn rates_of_a_sweep_are_limits_where_a_number_is_unknown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [csv, svg] = ["a.csv", "a.svg"].map(|name| folder.path().join(name));
+    let (csv_arg, svg_arg) = (csv.to_str().expect("text"), svg.to_str().expect("text"));
+    let over = [
+        "--over",
+        "queue-pairs",
+        "--nic",
+        "cib",
+        "--nic",
+        "cx3",
+        "--cores",
+        "1",
+    ];
+    let shown = text(&[&over[..], &["--csv", csv_arg, "--svg", svg_arg]].concat());
+    for line in shown.lines().filter(|line| line.contains(" cx3 ")) {
+        assert!(line.contains('≤') && line.contains("CPU"), "{line}");
+    }
+    for line in shown.lines().filter(|line| line.contains(" cib ")) {
+        assert!(!line.contains('≤'), "{line}");
+    }
+    for file in [csv, svg] {
+        let drawn = std::fs::read_to_string(file).expect("written");
+        assert!(drawn.contains("cx3, requester, at most"), "{drawn}");
+        assert!(!drawn.contains("cib, requester, at most"), "{drawn}");
+    }
+    let points = json(&over, "point");
+    let unknown = |nic: &str| {
+        let point = points.iter().find(|point| point["nic"] == nic);
+        point.expect("a point")["requester_unknown"].to_string()
+    };
+    assert_eq!(unknown("cib"), "[]");
+    assert!(unknown("cx3").contains("cpu"));
+}
+
+#[test]
 fn a_sweep_leaves_out_default_values_that_a_nic_cannot_execute() {
     for (nic, more, left_out) in [
         ("cx", None, "4096"),
