@@ -1,5 +1,7 @@
 //! The explanation of a ledger on a NIC: all printed facts in one structure.
 
+use std::path::Path;
+
 use nicmodel::bounds::{Bounds, Resource, Role};
 use nicmodel::guidelines::{self, Advice, ChangeStep};
 use nicmodel::op_profile::{OperationProfile, PostlistsByMethod, Prediction, QueuePair};
@@ -142,6 +144,25 @@ const MIN_MEAN_RUN_OF_WAITING_BATCH: f64 = 32.0;
 const MAX_MEAN_POSTLIST_OF_PING_PONG: f64 = 1.5;
 const MIN_MEAN_RUN_OF_PING_PONG: f64 = 2.0;
 
+/// Returns a note if inlining is advised to a program of perftest. It inlines only on devices that it knows.
+fn note_if_device_unknown_to_perftest(
+    provider: &str,
+    process: &ProcessPrediction,
+) -> Option<String> {
+    let command = process.program.split(' ').next()?;
+    let is_perftest = Path::new(command)
+        .file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| name.starts_with("ib_"));
+    let is_advised = process
+        .advice
+        .iter()
+        .any(|advice| advice.guideline == "inlining");
+    (provider == "softnic" && is_perftest && is_advised).then(|| {
+        "perftest inlines only on devices that it knows: record it with `verbatim run --nic cib --ledger FILE`".to_owned()
+    })
+}
+
 /// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. The tap
 /// cannot know this if the program may find its work in memory.
 fn note_if_readiness_unknown(observed: &OperationProfile) -> Vec<String> {
@@ -214,7 +235,11 @@ impl Report {
         OperationProfile::exchange_unanswered(&mut observed);
         for process in &observed {
             match ProcessPrediction::new(process, profile)? {
-                Some(process) => processes.push(process),
+                Some(mut process) => {
+                    let note = note_if_device_unknown_to_perftest(&ledger.provider, &process);
+                    process.notes.extend(note);
+                    processes.push(process);
+                }
                 None => {
                     if process.posted_or_received_operations() == 0 {
                         idle_processes += 1;

@@ -194,6 +194,20 @@ fn messages_that_are_answered_are_outstanding_until_their_answer() {
 }
 
 #[test]
+fn perftest_without_inlining_is_to_be_recorded_on_a_known_device() {
+    let mut process = closed_loop("/usr/bin/ib_write_bw -s 8", 300, 7);
+    process.queue_pairs[0].sent[0].operation.inline = false;
+    let of = |provider: &str| Ledger {
+        provider: provider.to_owned(),
+        processes: vec![process.clone()],
+        ..ledger()
+    };
+    let note = "verbatim run --nic cib --ledger FILE";
+    assert!(explained(&of("softnic"), &[]).0.contains(note));
+    assert!(!explained(&of("system"), &[]).0.contains(note));
+}
+
+#[test]
 fn json_has_what_the_text_has() {
     let (text, _, status) = explained(&ledger(), &["--json"]);
     assert_eq!(status, Some(0));
