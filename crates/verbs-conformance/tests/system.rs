@@ -1,7 +1,8 @@
 //! Runs the suite on the machine's own libibverbs.
 //!
 //! With `VERBATIM_TEST_DEVICE=rxe0` (and `VERBATIM_TEST_GID_INDEX`, if the index is not 0) the whole suite
-//! runs on that device. `VERBATIM_TEST_WITHOUT=srq,sqd` excludes capabilities that the device lacks. A
+//! runs on that device. `VERBATIM_TEST_WITHOUT=srq,sqd` excludes capabilities that the device lacks.
+//! `VERBATIM_TEST_SECOND_RUNS=4` runs up to so many failed tests a second time, for an emulated machine. A
 //! missing device is a failure. Known errors of a device (`Deviations`) are skipped with the reason. Without
 //! `VERBATIM_TEST_DEVICE` only tests that need no device run.
 
@@ -67,7 +68,13 @@ fn main() -> ExitCode {
             tests().collect()
         }
     };
-    harness::main(&chosen, &[SuiteVariant::system(settings)])
+    let mut variant = SuiteVariant::system(settings);
+    if let Some(count) = variable("VERBATIM_TEST_SECOND_RUNS") {
+        variant.max_second_runs = count
+            .parse()
+            .expect("VERBATIM_TEST_SECOND_RUNS is a number");
+    }
+    harness::main(&chosen, &[variant])
 }
 
 fn loads(_: &TestEnv) -> TestOutcome {
