@@ -72,14 +72,10 @@ impl Program {
 
     /// As [`Self::by_packets`], under these flags of `verbatim run`.
     pub(crate) fn by_packets_with(&self, flags: &[&str], args: &[&str]) -> Ran {
-        static NEXT_HOST: AtomicU8 = AtomicU8::new(1);
-        let [.., high, low] = std::process::id().to_be_bytes();
-        let host = NEXT_HOST.fetch_add(1, Ordering::Relaxed);
         let mut start = common::verbatim(&["run", "--no-view", "--link-layer", "roce"]);
-        start.env("VERBATIM_PATH", "packets").env(
-            "VERBATIM_ADDRESS",
-            format!("127.{}.{low}.{host}", 2 + high % 200),
-        );
+        start
+            .env("VERBATIM_PATH", "packets")
+            .env("VERBATIM_ADDRESS", unused_address());
         self.finish(start, flags, args)
     }
 
@@ -120,4 +116,12 @@ impl Ran {
     pub(crate) fn says(&self, what: &str) {
         assert!(self.summary.contains(what), "{what}: {}", self.summary);
     }
+}
+
+/// Returns an address of the loopback network that no other test uses: the UDP port of an address belongs to one fabric.
+pub(crate) fn unused_address() -> String {
+    static NEXT_HOST: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = NEXT_HOST.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{low}.{host}", 2 + high % 200)
 }

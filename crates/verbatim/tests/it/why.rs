@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{self, KillOnDrop};
-use crate::program::{Program, ROOT};
+use crate::program::{Program, ROOT, unused_address};
 
 /// Runs `refused WHAT` under `--why`; returns its standard output and standard error.
 fn refused(program: &Program, what: &str) -> (String, String) {
@@ -194,9 +194,11 @@ fn a_peer_on_another_path_is_named() {
         ),
     ] {
         let fabric = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let address = unused_address();
         let run = |path: &str| {
             let mut command = common::verbatim(&["run", "--no-view", "--path", path, "--"]);
             command
+                .env("VERBATIM_ADDRESS", &address)
                 .env("VERBATIM_FABRIC_DIR", fabric.path().join("fabric"))
                 .env_remove("VERBATIM_FABRIC");
             command
