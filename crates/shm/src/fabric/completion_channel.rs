@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl};
+use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::folder::channel_fifo_path;
 use super::own_pid_and_random::own_pid;
@@ -29,7 +29,8 @@ const TOKEN_BYTES: usize = 2;
 pub struct OwnCompletionChannel {
     number: u32,
     path: PathBuf,
-    /// The program's descriptor of the FIFO, which blocks unless the program changes that.
+    /// The program's descriptor of the FIFO, which blocks unless the program changes that. It only reads: event loops
+    /// that also wait for `POLLOUT` would find it ready at all times.
     program_fd: File,
     /// The library's descriptor of the same FIFO, which never blocks.
     library_fd: File,
@@ -43,15 +44,16 @@ impl OwnCompletionChannel {
         let path = channel_fifo_path(dir, incarnation, number);
         let mode = Mode::RUSR | Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, mode, 0)?;
-        let opened = open_with_flags(&path, 0).and_then(|program| Ok((program, open_fifo(&path)?)));
-        let (program, tokens) = opened.inspect_err(|_| {
+        let opened =
+            open_fifo(&path).and_then(|library| Ok((open_blocking_reader(&path)?, library)));
+        let (program_fd, library_fd) = opened.inspect_err(|_| {
             let _ = fs::remove_file(&path);
         })?;
         Ok(Self {
             number,
             path,
-            program_fd: program,
-            library_fd: tokens,
+            program_fd,
+            library_fd,
             creator_pid: pid,
         })
     }
@@ -120,17 +122,25 @@ impl Drop for OwnCompletionChannel {
 
 /// Opens a FIFO in non-blocking mode.
 pub(super) fn open_fifo(path: &Path) -> io::Result<File> {
-    open_with_flags(path, libc::O_NONBLOCK)
-}
-
-fn open_with_flags(path: &Path, flags: libc::c_int) -> io::Result<File> {
     // Open for reading and writing: the call does not wait for the other side, a reader never sees end of
     // file, and a writer never gets SIGPIPE.
-    OpenOptions::new()
+    open_options().write(true).open(path)
+}
+
+/// Opens a FIFO to read, in blocking mode.
+fn open_blocking_reader(path: &Path) -> io::Result<File> {
+    // A blocking open would wait if another process had replaced the FIFO by one without a writer.
+    let fifo = open_options().open(path)?;
+    fcntl_setfl(&fifo, fcntl_getfl(&fifo)?.difference(OFlags::NONBLOCK))?;
+    Ok(fifo)
+}
+
+fn open_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options
         .read(true)
-        .write(true)
-        .custom_flags(flags | libc::O_NOFOLLOW)
-        .open(path)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+    options
 }
 
 /// Writes a token and returns true on success; the kernel writes the 2 bytes of a token together or

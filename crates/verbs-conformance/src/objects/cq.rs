@@ -3,11 +3,12 @@
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
 use verbs_abi::*;
 
 use super::{
-    Channel, Context, Cq, QUIET_PERIOD, becomes_readable_within, expect_ok, last_errno, set_errno,
-    set_nonblocking,
+    Channel, Context, Cq, QUIET_PERIOD, becomes_readable_within, expect_ok, has_poll_event_within,
+    last_errno, set_errno, set_nonblocking,
 };
 use crate::progress_notes::{record_awaited_event, record_progress, wait_limit};
 use crate::wr::Wc;
@@ -23,6 +24,12 @@ impl Channel {
     #[must_use]
     pub fn has_event_within(&self, wait: Duration) -> bool {
         becomes_readable_within(self.fd(), wait)
+    }
+
+    /// Returns true if poll(2) says that the descriptor is ready to write.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        has_poll_event_within(self.fd(), PollFlags::OUT, Duration::ZERO)
     }
 
     /// Sets or clears `O_NONBLOCK`.

@@ -155,16 +155,23 @@ fn expect_ok<T>(what: &str, result: Result<T, i32>) -> T {
 
 /// Time for which a test waits to see that an event does *not* occur.
 pub const QUIET_PERIOD: Duration = Duration::from_millis(20);
+
 /// Returns true if `fd` is readable within `wait`.
 #[must_use]
 pub fn becomes_readable_within(fd: c_int, wait: Duration) -> bool {
+    has_poll_event_within(fd, PollFlags::IN, wait)
+}
+
+/// Returns true if poll(2) reports one of `events` for `fd` within `wait`.
+#[must_use]
+pub fn has_poll_event_within(fd: c_int, events: PollFlags, wait: Duration) -> bool {
     // SAFETY: the descriptor belongs to a live object of the library.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     let timeout = rustix::time::Timespec {
         tv_sec: i64::try_from(wait.as_secs()).expect("a sane wait"),
         tv_nsec: wait.subsec_nanos().into(),
     };
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let mut fds = [PollFd::new(&fd, events)];
     matches!(poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
 }
 

@@ -192,6 +192,8 @@ fn the_descriptor_polls_and_does_not_block(env: &TestEnv) {
     channel.set_nonblocking(true);
     assert_eq!(channel.take_unacked_event(), Err(libc::EAGAIN));
     assert!(!channel.has_event_within(Duration::ZERO));
+    // An event loop that waits for both would find it ready at all times.
+    assert!(!channel.is_writable());
     pair.b.rcq.arm(false);
     post_recv_and_send(&pair, 0);
     assert!(channel.has_event_within(crate::harness::wait_limit()), "poll() says nothing");
