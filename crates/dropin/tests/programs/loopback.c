@@ -97,7 +97,7 @@ int main(void)
 	CHECK(!ibv_query_gid_ex(context, 1, 0, &entry, 0));
 	CHECK(entry.gid_type == (port.link_layer == IBV_LINK_LAYER_ETHERNET ?
 					 IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_IB));
-	CHECK(ibv_query_gid_ex(context, 1, 255, &entry, 0) == ENODATA);
+	CHECK(ibv_query_gid_ex(context, 1, port.gid_tbl_len, &entry, 0) == EINVAL);
 	CHECK(ibv_query_gid_table(context, entries, 256, 0) >= 1);
 	CHECK(!memcmp(&entries[0].gid, &entry.gid, sizeof(entry.gid)));
 	CHECK(ibv_get_pkey_index(context, 1, 0xffff) == 0);

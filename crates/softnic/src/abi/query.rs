@@ -172,10 +172,7 @@ pub(super) fn query_gid_ex(
         return Err(libc::EINVAL);
     }
     let port = device.port(port_num)?;
-    if gid_index >= device::GID_TBL_LEN {
-        return Err(libc::EINVAL);
-    }
-    gid_entry.write(port.gid_entry(gid_index).ok_or(libc::ENODATA)?);
+    gid_entry.write(port.gid_entry(gid_index).ok_or(libc::EINVAL)?);
     Ok(())
 }
 
@@ -198,7 +195,7 @@ pub(super) fn query_gid_table(
     }
 }
 
-/// Writes the filled entries of the GID table into `max_entries` places of `entry_size` bytes each. Returns their
+/// Writes the entries of the GID tables of all ports into `max_entries` places of `entry_size` bytes each. Returns their
 /// number.
 #[allow(unsafe_code)]
 fn fill_gid_table(
@@ -207,7 +204,7 @@ fn fill_gid_table(
     max_entries: usize,
     entry_size: usize,
 ) -> Result<usize, c_int> {
-    let of_port = |port: &'static Port| (0..device::GID_TBL_LEN).map_while(|i| port.gid_entry(i));
+    let of_port = |port: &'static Port| (0..port.gid_tbl_len()).filter_map(|i| port.gid_entry(i));
     let table = device.ports().iter().flat_map(of_port);
     let mut n = 0;
     for entry in table {
@@ -235,15 +232,12 @@ pub(super) fn query_gid_type(
     const SYSFS_ROCE_V2: u32 = 1;
     OrMinusOne(find_port(context, port_num).and_then(|port| {
         let place = gid_type.get()?;
-        if index >= device::GID_TBL_LEN {
+        if index >= port.gid_tbl_len() {
             return Err(libc::EINVAL);
         }
-        // An empty entry has no type; the C library then says IB, as the kernel's table does.
-        let roce = port.link_layer == LinkLayer::Ethernet && port.gid_entry(index).is_some();
-        place.write(if roce {
-            SYSFS_ROCE_V2
-        } else {
-            SYSFS_IB_ROCE_V1
+        place.write(match port.link_layer {
+            LinkLayer::Ethernet => SYSFS_ROCE_V2,
+            LinkLayer::InfiniBand => SYSFS_IB_ROCE_V1,
         });
         Ok(0)
     }))

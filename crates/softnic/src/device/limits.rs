@@ -53,9 +53,9 @@ const _: () = assert!(MAX_MCAST_ATTACHMENTS as usize == shm::fabric::layout::MAX
 /// Most bytes of device memory in one allocation: 256 KiB, about what ConnectX NICs have.
 pub(crate) const MAX_DM_SIZE: u64 = 256 << 10;
 
-/// Entries of the GID table, most of them empty. An address vector names an entry by an 8-bit
-/// `sgid_index`, so no further one could be used.
-pub(crate) const GID_TBL_LEN: u32 = 256;
+/// Maximum number of entries of the GID table. An address vector names an entry by an 8-bit `sgid_index`, so no further
+/// one could be used.
+pub(crate) const MAX_GIDS: u32 = 256;
 /// Entries of the P_Key table.
 pub(crate) const PKEY_TBL_LEN: u16 = 1;
 /// The default P_Key with full membership: the one that every

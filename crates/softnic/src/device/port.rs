@@ -25,7 +25,8 @@ pub(crate) struct Port {
     pub(crate) place: PortPlace,
     /// The link layer that the port reports.
     pub(crate) link_layer: LinkLayer,
-    /// The filled entries of the GID table, from index 0: 1..=[`GID_TBL_LEN`] of them, in network order.
+    /// The GID table from index 0: 1..=[`MAX_GIDS`] entries in network order, none of them empty. Programs that read the
+    /// files of all entries (`/sys/class/infiniband/*/ports/*/gids`) find each.
     pub(crate) gids: Vec<[u8; 16]>,
     /// The kernel's number of the interface that each of them belongs to; 0 for none.
     pub(crate) gid_if_indices: Vec<u32>,
@@ -109,7 +110,7 @@ impl Port {
             }
             for address in addresses {
                 let gid = gid_of_ip(address.ip);
-                if !gids.contains(&gid) && gids.len() < GID_TBL_LEN as usize {
+                if !gids.contains(&gid) && gids.len() < MAX_GIDS as usize {
                     gids.push(gid);
                     gid_interfaces.push(address.kernel_if_index());
                 }
@@ -147,7 +148,7 @@ impl Port {
         attr.state = IBV_PORT_ACTIVE;
         attr.max_mtu = IBV_MTU_4096;
         attr.active_mtu = IBV_MTU_4096;
-        attr.gid_tbl_len = limit_as_c_int(GID_TBL_LEN);
+        attr.gid_tbl_len = limit_as_c_int(self.gid_tbl_len());
         attr.max_msg_sz = MAX_MSG_SZ;
         attr.pkey_tbl_len = PKEY_TBL_LEN;
         attr.lid = self.lid;
@@ -179,12 +180,17 @@ impl Port {
         attr
     }
 
-    /// Returns the GID at `index` in network order: all zeroes for an empty entry, `None` past the table's end.
-    pub(crate) fn gid(&self, index: u32) -> Option<[u8; 16]> {
-        (index < GID_TBL_LEN).then(|| self.filled_gid(index).unwrap_or_default())
+    /// Returns the number of entries of the GID table.
+    pub(crate) fn gid_tbl_len(&self) -> u32 {
+        u32::try_from(self.gids.len()).unwrap_or(MAX_GIDS)
     }
 
-    /// Returns the entry of the GID table at `index`, as `ibv_query_gid_ex` gives it; `None` if it is empty.
+    /// Returns the GID at `index` in network order; `None` past the table's end.
+    pub(crate) fn gid(&self, index: u32) -> Option<[u8; 16]> {
+        self.gids.get(usize::try_from(index).ok()?).copied()
+    }
+
+    /// Returns the entry of the GID table at `index`, as `ibv_query_gid_ex` gives it; `None` past the table's end.
     ///
     /// The types are those of `ibv_query_gid_ex(3)`: RoCEv2 on Ethernet, IB on InfiniBand.
     pub(crate) fn gid_entry(&self, index: u32) -> Option<ibv_gid_entry> {
@@ -237,7 +243,7 @@ impl Port {
     /// Source: `rdma_check_ah_attr` in `linux:drivers/infiniband/core/verbs.c`.
     pub(crate) fn check_ah(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
         let routed = match (ah.is_global != 0, self.link_layer) {
-            (true, _) => self.filled_gid(ah.grh.sgid_index.into()).is_some(),
+            (true, _) => self.gid(ah.grh.sgid_index.into()).is_some(),
             (false, LinkLayer::InfiniBand) => true,
             (false, LinkLayer::Ethernet) => false,
         };
@@ -275,7 +281,7 @@ impl Port {
     /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in
     /// `linux:drivers/infiniband/core/addr.c`.
     pub(crate) fn check_destination(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
-        let source = self.filled_gid(ah.grh.sgid_index.into());
+        let source = self.gid(ah.grh.sgid_index.into());
         let (LinkLayer::Ethernet, Some(source)) = (self.link_layer, source) else {
             return Ok(());
         };
@@ -357,13 +363,8 @@ impl Port {
         if ah.is_global == 0 {
             return None;
         }
-        let sgid = self.filled_gid(ah.grh.sgid_index.into())?;
+        let sgid = self.gid(ah.grh.sgid_index.into())?;
         Some(datagram_grh(self.link_layer, sgid, &ah.grh))
-    }
-
-    /// Returns the GID at `index`, if there is one.
-    fn filled_gid(&self, index: u32) -> Option<[u8; 16]> {
-        self.gids.get(usize::try_from(index).ok()?).copied()
     }
 
     /// Returns the index of one of the port's GIDs in the table.

@@ -186,6 +186,11 @@ impl Qp {
         }
     }
 
+    /// Returns true if the transport is RC and the queue pair is no end of an XRC connection.
+    pub(crate) fn is_rc_without_xrc(&self) -> bool {
+        matches!(self.created_type, QpType::Rc)
+    }
+
     /// Returns true if the peer's QP number is one of this process. The peer's address is not checked.
     pub(crate) fn has_peer_in_process(&self) -> bool {
         let peer = self.shared_state().dest_qpn.load(Ordering::Relaxed) as usize;

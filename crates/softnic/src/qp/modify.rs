@@ -83,7 +83,7 @@ impl Qp {
         let limits = DeviceLimits {
             phys_port_cnt: self.context.device.port_count(),
             pkey_tbl_len: 1,
-            gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
+            gid_tbl_len: u16::try_from(crate::device::MAX_GIDS).unwrap_or(u16::MAX),
             max_mtu_code: IBV_MTU_4096,
             max_qp_init_rd_atom: u8::try_from(own.max_qp_init_rd_atom).unwrap_or(u8::MAX),
             max_qp_rd_atom: u8::try_from(own.max_qp_rd_atom).unwrap_or(u8::MAX),

@@ -31,10 +31,17 @@ pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
     sq.pending_wqes.has_wrs_pending_at_receiver()
 }
 
-/// Returns true if the peer's queue pair is still the one that the ring was made for, and can receive from `qpn`.
+/// Returns true if the peer's queue pair is still the one that `out` was made for, can receive from `qpn`, and expects
+/// its PSNs.
 #[inline]
-pub(super) fn is_same_ready_qp(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
-    is_ready_to_receive_from(dest, qpn) && dest.epoch.load(Ordering::Relaxed) == dest_epoch
+pub(super) fn is_same_ready_qp(dest: &QpShared, out: &OutboundShmRing, qpn: u32) -> bool {
+    !out.is_psn_check_due && is_connected_to(dest, out, qpn)
+}
+
+/// As [`is_same_ready_qp`], whatever PSNs the peer's queue pair expects.
+#[inline]
+pub(super) fn is_connected_to(dest: &QpShared, out: &OutboundShmRing, qpn: u32) -> bool {
+    is_ready_to_receive_from(dest, qpn) && dest.epoch.load(Ordering::Relaxed) == out.dest_epoch
 }
 
 #[inline]
@@ -82,11 +89,34 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
         .start_counting(sq.posted_wr_count, own, &packets);
 }
 
+/// Checks the PSNs of a new connection, and makes a new ring to a peer that has connected again. Returns true if the
+/// peer's queue pair is ready.
+#[cold]
+pub(super) fn make_ready(qp: &Qp, sq: &mut SendQueue) -> bool {
+    if let Some(out) = &mut sq.peer_ring
+        && let Some(dest) = out.peer.segment.qp(out.dest_qp_index)
+        && is_connected_to(dest, out, qp.qpn)
+    {
+        out.is_psn_check_due = differing_psns(qp, dest).is_some();
+        return !out.is_psn_check_due;
+    }
+    try_reconnect_ring(qp, sq)
+}
+
+/// Returns the `sq_psn` of this queue pair and the `rq_psn` of its peer if they differ.
+///
+/// Shared memory needs no PSNs. But adapters deliver nothing to a queue pair that expects other ones.
+fn differing_psns(qp: &Qp, dest: &QpShared) -> Option<(u32, u32)> {
+    let sq_psn = qp.shared_state().sq_psn.load(Ordering::Relaxed);
+    let rq_psn = dest.rq_psn.load(Ordering::Relaxed);
+    (sq_psn != rq_psn).then_some((sq_psn, rq_psn))
+}
+
 /// Makes a new ring to a peer whose queue pair was reset and connected to ours again, since the peer has released the
 /// old ring. Returns false if that queue pair is not ready. Also returns false if WRs are pending: the peer will never
 /// take them, so they run into their timeout.
 #[cold]
-pub(super) fn try_reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
+fn try_reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(old) = &sq.peer_ring else {
         return false;
     };
@@ -181,7 +211,19 @@ pub(super) fn why_peer_is_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
         Some(out) => {
             let pid = out.peer.pid;
             let dest = out.peer.segment.qp(out.dest_qp_index);
-            if dest.is_some_and(|dest| is_ready_on_path(dest, qp.qpn, QP_CONNECTED_BY_PACKETS)) {
+            let psns = dest
+                .filter(|dest| out.is_psn_check_due && is_connected_to(dest, out, qp.qpn))
+                .and_then(|dest| differing_psns(qp, dest));
+            if let Some((sq_psn, rq_psn)) = psns {
+                FailureCause::OtherPsn {
+                    qpn,
+                    pid,
+                    sq_psn,
+                    rq_psn,
+                }
+            } else if dest
+                .is_some_and(|dest| is_ready_on_path(dest, qp.qpn, QP_CONNECTED_BY_PACKETS))
+            {
                 FailureCause::OtherPath {
                     qpn,
                     pid,

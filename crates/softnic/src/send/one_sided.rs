@@ -207,7 +207,7 @@ pub(super) fn fail_refused_request(
     // With the fence in `Qp::reset`: attributes and rights of a queue pair that has been reset show that it was reset.
     fence(Ordering::Acquire);
     let dest = out.peer.segment.qp(out.dest_qp_index);
-    if !dest.is_some_and(|dest| is_same_ready_qp(dest, out.dest_epoch, qp.qpn)) {
+    if !dest.is_some_and(|dest| is_connected_to(dest, out, qp.qpn)) {
         // The work request does not fail for the cause that its check has noted.
         why::take_last_cause();
         return ExecutionResult::NotPossibleYet;

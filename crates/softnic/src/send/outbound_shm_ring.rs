@@ -11,6 +11,8 @@ pub(super) struct OutboundShmRing {
     /// Index of the receiving queue pair in its process.
     pub(super) dest_qp_index: usize,
     pub(super) dest_epoch: u32,
+    /// True until the first request of a reliable connection has found that the PSNs of both ends agree.
+    pub(super) is_psn_check_due: bool,
     pub(super) dest_cq_index: usize,
     pub(super) ring_offset: usize,
     pub(super) ring_bytes: usize,
@@ -261,6 +263,7 @@ pub(super) fn new_ring(
         ring_producer: Producer::new(memory),
         dest_qp_index: ring.dest_qp_index,
         dest_epoch: dest.epoch.load(Ordering::Acquire),
+        is_psn_check_due: false,
         dest_cq_index: peer
             .segment
             .cq_index_or_max_if_never_used(&dest.recv_cq_index),

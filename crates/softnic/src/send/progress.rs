@@ -248,7 +248,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         .peer
         .segment
         .qp(out.dest_qp_index)
-        .is_some_and(|d| is_same_ready_qp(d, out.dest_epoch, qp.qpn));
+        .is_some_and(|d| is_same_ready_qp(d, out, qp.qpn));
     if out.peer.is_dead() {
         // Records that the peer took before it ended count, even if it took them after the read above.
         if let Ok(consumed) = out.ring_producer.refresh_consumer_head() {

@@ -321,6 +321,7 @@ impl SendQueue {
             completion_path_word: 0,
         };
         let mut out = new_ring(qp, peer, &ring).ok_or(libc::ENOMEM)?;
+        out.is_psn_check_due = qp.is_rc_without_xrc();
         out.send_ring_notice(qp.nic);
         self.peer_ring = Some(out);
         Ok(())

@@ -70,7 +70,7 @@ pub(super) fn can_peer_receive(qp: &Qp, out: Option<&OutboundShmRing>) -> bool {
                 .peer
                 .segment
                 .qp(out.dest_qp_index)
-                .is_some_and(|dest| is_same_ready_qp(dest, out.dest_epoch, qp.qpn))
+                .is_some_and(|dest| is_same_ready_qp(dest, out, qp.qpn))
     })
 }
 

@@ -86,7 +86,7 @@ unsafe fn try_post_single_write(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     }
     let out = sq.peer_ring.as_ref()?;
     let dest = out.peer.segment.qp(out.dest_qp_index)?;
-    if out.peer.is_dead() || !is_same_ready_qp(dest, out.dest_epoch, qp.qpn) {
+    if out.peer.is_dead() || !is_same_ready_qp(dest, out, qp.qpn) {
         return None;
     }
     // SAFETY: the member of the union for WRITE, plain integers.

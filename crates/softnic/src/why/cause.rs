@@ -58,6 +58,13 @@ pub(crate) enum FailureCause {
         pid: u64,
         peer_sends_packets: bool,
     },
+    /// The peer's queue pair expects another first packet sequence number than this one sends.
+    OtherPsn {
+        qpn: u32,
+        pid: u64,
+        sq_psn: u32,
+        rq_psn: u32,
+    },
     /// No packet of the peer has acknowledged the request.
     NoAcknowledgement,
     /// The receiver had no receive WR until the retries were used up.
@@ -184,6 +191,7 @@ impl FailureCause {
             Self::NoAcknowledgement => 0x24,
             Self::NoReceiveWr => 0x25,
             Self::OtherPath { .. } => 0x26,
+            Self::OtherPsn { .. } => 0x27,
             Self::ShortReceive { .. } => 0x31,
             Self::InjectedFault => 0x41,
             Self::Refused(code) => code,
@@ -280,6 +288,16 @@ impl Display for FailureCause {
                     "queue pair {qpn:#x} of process {pid} {peer}, and this process {own}: give the option to both"
                 )
             }
+            Self::OtherPsn {
+                qpn,
+                pid,
+                sq_psn,
+                rq_psn,
+            } => write!(
+                f,
+                "queue pair {qpn:#x} of process {pid} expects the first PSN {rq_psn:#x} (its rq_psn), and this one sends {sq_psn:#x} \
+                 (its sq_psn): give the rq_psn of each the sq_psn of the other"
+            ),
             Self::NoAcknowledgement => f.write_str(
                 "no packet of the peer acknowledged the request within the timeout and its retries",
             ),
@@ -408,6 +426,12 @@ mod tests {
                 qpn: 1,
                 pid: 1,
                 peer_sends_packets: true,
+            },
+            FailureCause::OtherPsn {
+                qpn: 1,
+                pid: 1,
+                sq_psn: 0,
+                rq_psn: 1,
             },
             FailureCause::NoAcknowledgement,
             FailureCause::NoReceiveWr,

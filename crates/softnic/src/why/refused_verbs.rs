@@ -48,8 +48,6 @@ pub(crate) fn report_refused_verb(verb: &str, errno: i32) {
 /// Returns true if `errno` is an answer of the verb and no refusal.
 fn is_answer(verb: &str, errno: i32) -> bool {
     match errno {
-        // The entry of the GID table is empty. Programs read the whole table.
-        libc::ENODATA => true,
         // There is no event yet. The program has set `O_NONBLOCK`, or its thread waits outside the verb
         // (`cancellation::take_or_wait`).
         libc::EAGAIN => matches!(verb, "ibv_get_cq_event" | "ibv_get_async_event"),

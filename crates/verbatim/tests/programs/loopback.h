@@ -14,7 +14,7 @@
 	} while (0)
 
 /* `access` is what the queue pair allows requesters. */
-__attribute__((unused)) static void connect_to_itself(struct ibv_qp *qp, int access)
+__attribute__((unused)) static void connect_to_itself_from_psn(struct ibv_qp *qp, int access, uint32_t sq_psn)
 {
 	struct ibv_port_attr port;
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = access };
@@ -45,6 +45,12 @@ __attribute__((unused)) static void connect_to_itself(struct ibv_qp *qp, int acc
 	attr.retry_cnt = 7;
 	attr.rnr_retry = 6;
 	attr.max_rd_atomic = 1;
+	attr.sq_psn = sq_psn;
 	CHECK(!(errno = ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 						IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)));
+}
+
+__attribute__((unused)) static void connect_to_itself(struct ibv_qp *qp, int access)
+{
+	connect_to_itself_from_psn(qp, access, 0);
 }

@@ -105,12 +105,6 @@ int main(int argc, char **argv)
 	CHECK((cq = ibv_create_cq(context, 16, NULL, channel, 0)));
 	CHECK((mr = ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_LOCAL_WRITE | remote)));
 	CHECK((read_only = ibv_reg_mr(pd, memory + ROOM, ROOM, IBV_ACCESS_REMOTE_READ)));
-	if (!strcmp(what, "empty-gid")) {
-		struct ibv_port_attr port;
-		struct ibv_gid_entry entry;
-		CHECK(!ibv_query_port(context, 1, &port));
-		return ibv_query_gid_ex(context, 1, port.gid_tbl_len - 1, &entry, 0) != ENODATA;
-	}
 	if (!strcmp(what, "no-local-write"))
 		return !!ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_REMOTE_WRITE);
 	struct ibv_qp_init_attr init = {
@@ -140,7 +134,7 @@ int main(int argc, char **argv)
 		struct ibv_recv_wr recv = { .wr_id = 8 }, *bad;
 		return ibv_post_recv(qp, &recv, &bad) != EINVAL;
 	}
-	connect_to_itself(qp, strcmp(what, "qp-access") ? remote : IBV_ACCESS_REMOTE_READ);
+	connect_to_itself_from_psn(qp, strcmp(what, "qp-access") ? remote : IBV_ACCESS_REMOTE_READ, strcmp(what, "psn") ? 0 : 5);
 
 	struct ibv_sge sge = { (uintptr_t)memory, LENGTH, mr->lkey };
 	struct ibv_send_wr send = { .wr_id = 7, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
@@ -217,7 +211,7 @@ int main(int argc, char **argv)
 	} else if (!strcmp(what, "no-receive"))
 		send.opcode = IBV_WR_SEND;
 	else
-		CHECK(!strcmp(what, "qp-access"));
+		CHECK(!strcmp(what, "qp-access") || !strcmp(what, "psn"));
 	CHECK(!ibv_post_send(qp, &send, &bad_send));
 
 	int is_done = 0;

@@ -32,6 +32,7 @@ tests! { "state";
     a_pkey_index_beyond_the_table_is_refused [],
     a_path_mtu_that_there_is_not_is_refused [],
     an_rnr_timer_beyond_its_field_is_cut [],
+    psns_that_differ_fail_the_first_request [],
     a_refused_change_changes_nothing [],
     unknown_states_are_refused [],
     a_wrong_current_state_is_refused [],
@@ -333,6 +334,29 @@ fn an_rnr_timer_beyond_its_field_is_cut(env: &TestEnv) {
     pair.b.post_recv(2, []);
     pair.b.await_recv_completion().expect_received(2, 0);
     pair.a.await_send_completion().expect_sent(1, Verb::Send);
+}
+
+/// Programs that exchange their PSNs wrongly work nowhere else. `b` expects PSNs of the past, so nothing that `a` sends is
+/// a duplicate.
+fn psns_that_differ_fail_the_first_request(env: &TestEnv) {
+    for verb in [Verb::Send, Verb::RdmaWrite] {
+        let spec = QpSpec::rc().with_change(|s| (s.timeout, s.retry_cnt) = (14, 1));
+        let mut pair = spec.create_unconnected_pair(env);
+        let (mut a, b) = (pair.a.address(), pair.b.address());
+        a.psn = a.psn.wrapping_sub(100) & 0xff_ffff;
+        pair.a.connect(&b);
+        pair.b.connect(&a);
+        let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
+        source.memory.fill_with_pattern(1);
+        pair.b.post_recv(2, [target.whole_sge()]);
+        let wr = match verb {
+            Verb::Send => send([source.whole_sge()]),
+            _ => write([source.whole_sge()], target.remote_address()),
+        };
+        pair.a.post(wr.with_id(1));
+        pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
+        target.memory.assert_filled_with(0, 8, 0);
+    }
 }
 
 type AttributeChange = fn(&mut ibv_qp_attr, &ibv_device_attr, &ibv_port_attr);
