@@ -7,7 +7,7 @@ use std::time::Duration;
 use nicmodel::profile::CorePlace;
 use nicmodel::{PayloadDestination, Profile};
 
-use crate::costs::{HostOrDpuCosts, MissingCosts, NicParameters};
+use crate::costs::{MissingCosts, NicParameters};
 use crate::event_queue::Ps;
 use crate::machine::NicCounters;
 use crate::network_faults::{NetworkFaults, UnsupportedRule};
@@ -22,7 +22,6 @@ const MAX_MACHINES: usize = 0xbfff;
 /// A cluster stays on the thread that makes it, and each thread has at most one.
 #[derive(Debug)]
 pub struct Cluster {
-    unknown_core_costs: Vec<&'static str>,
     /// Makes the type `!Send`, since the simulation is a thread-local variable.
     not_send: PhantomData<*const ()>,
 }
@@ -79,12 +78,10 @@ impl Cluster {
             seed,
         );
         world.add_machines(profile, count);
-        let unknown_of_cores = HostOrDpuCosts::from_profile(profile, 1.0, 1).unknown_core_costs;
         if !threads::install_simulation(Box::new(world)) {
             return Err(CreateClusterError::ThreadHasCluster);
         }
         Ok(Self {
-            unknown_core_costs: unknown_of_cores,
             not_send: PhantomData,
         })
     }
@@ -158,12 +155,6 @@ impl Cluster {
     #[must_use]
     pub fn core_count(&self, machine: HostOrDpu) -> u32 {
         self.with_simulation(|world| world.machine(machine.0).costs.core_count)
-    }
-
-    /// Returns the costs of cores that the profile lacks; simulated cores take no time for these.
-    #[must_use]
-    pub fn unknown_core_costs(&self) -> &[&'static str] {
-        &self.unknown_core_costs
     }
 
     /// Starts a simulated thread on a core of its own.

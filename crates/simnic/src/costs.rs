@@ -68,6 +68,12 @@ pub(crate) struct HostOrDpuCosts {
     pub(crate) atomic_lock_hold: Ps,
 }
 
+/// Returns the costs of cores that the profile lacks; simulated cores take no time for these.
+#[must_use]
+pub fn unknown_core_costs(profile: &Profile) -> Vec<&'static str> {
+    HostOrDpuCosts::from_profile(profile, 1.0, 1).unknown_core_costs
+}
+
 impl NicParameters {
     pub(crate) fn from_profile(profile: &Profile) -> Result<Self, MissingCosts> {
         let nic = &profile.processing;

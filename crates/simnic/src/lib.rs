@@ -59,7 +59,7 @@ mod timetable;
 
 pub use abi::provider_symbols;
 pub use cluster::{Cluster, CreateClusterError, DeadlockedThreads, HostOrDpu};
-pub use costs::MissingCosts;
+pub use costs::{MissingCosts, unknown_core_costs};
 pub use machine::NicCounters;
 pub use network_faults::UnsupportedRule;
 pub use spend_core_time::{

@@ -188,7 +188,7 @@ impl NicArgs {
     /// Applies link layer, path, addresses and capture to this process, as
     /// [`LinkLayerArgs::apply_by_reexec`] does.
     pub(crate) fn apply_by_reexec(&self) -> Result<()> {
-        let mut wanted = self.link_layer.env_variables();
+        let mut wanted = self.link_layer.env_variables()?;
         if self.provider == Provider::System {
             refuse_softnic_settings_for_system_provider(&wanted)?;
             refuse_capture_for_system_provider(&self.capture)?;
@@ -225,15 +225,19 @@ pub(crate) fn refuse_capture_for_system_provider(capture: &CaptureArgs) -> Resul
 impl LinkLayerArgs {
     /// Returns the environment variables that pass these arguments to the software NIC, with their
     /// values.
-    fn env_variables(&self) -> EnvVariables {
+    ///
+    /// # Errors
+    /// Returns an error if they ask for packets of a port of InfiniBand.
+    fn env_variables(&self) -> Result<EnvVariables> {
+        self.refuse_packets_of_infiniband(None)?;
         let link_layer = self
             .link_layer
             .map(|l| (LINK_LAYER_VARIABLE, l.env_var_value()));
         let link_layer = link_layer.map(|(name, value)| (name, value.into()));
-        link_layer
+        Ok(link_layer
             .into_iter()
             .chain(self.peer_path_and_address_variables())
-            .collect()
+            .collect())
     }
 
     /// Returns the environment variables for the path to peers and for the port's addresses.
@@ -257,17 +261,35 @@ impl LinkLayerArgs {
         let Some(file) = capture.file() else {
             return Ok(None);
         };
-        let chosen = self
-            .link_layer_variable_or_default(default)
-            .map(|(_, value)| value.into());
-        let link_layer = chosen.or_else(|| std::env::var_os(LINK_LAYER_VARIABLE));
-        if link_layer.is_some_and(|layer| layer == "ib" || layer == "infiniband") {
+        if self.is_infiniband(default) {
             bail!(
                 "--pcap: a port with the link layer InfiniBand sends no packets; leave out --pcap, or choose --link-layer roce"
             );
         }
         let file = check_output_file_path(file).context("--pcap")?;
         capture::create_pcap_file_and_env_variable(&file).map(Some)
+    }
+
+    /// Returns an error if the port presents InfiniBand and its queue pairs are to use packets, which are those of RoCE.
+    /// `default` is as in [`Self::link_layer_variable_or_default`].
+    fn refuse_packets_of_infiniband(&self, default: Option<LinkLayer>) -> Result<()> {
+        let path = self.path.map(|path| path.env_var_value().into());
+        let path = path.or_else(|| std::env::var_os(PATH_VARIABLE));
+        if path.is_some_and(|path| path == "packets") && self.is_infiniband(default) {
+            bail!(
+                "--path packets: a port with the link layer InfiniBand sends no packets; leave out --path, or choose --link-layer roce"
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns true if the port presents InfiniBand, by its flag, by `default` or by the environment.
+    fn is_infiniband(&self, default: Option<LinkLayer>) -> bool {
+        let chosen = self
+            .link_layer_variable_or_default(default)
+            .map(|(_, value)| value.into());
+        let link_layer = chosen.or_else(|| std::env::var_os(LINK_LAYER_VARIABLE));
+        link_layer.is_some_and(|layer| layer == "ib" || layer == "infiniband")
     }
 
     /// Returns the variable of the link layer; `default` applies if neither a flag nor the
@@ -287,7 +309,7 @@ impl LinkLayerArgs {
     /// values, this process executes itself again, because only a new program can get an
     /// environment safely.
     pub(crate) fn apply_by_reexec(&self, provider: Option<Provider>) -> Result<()> {
-        let wanted = self.env_variables();
+        let wanted = self.env_variables()?;
         if provider == Some(Provider::System) {
             refuse_softnic_settings_for_system_provider(&wanted)?;
         }
@@ -300,7 +322,7 @@ impl LinkLayerArgs {
         provider: Option<Provider>,
         ports: &DeviceCountAndPortCountArgs,
     ) -> Result<()> {
-        let mut wanted = self.env_variables();
+        let mut wanted = self.env_variables()?;
         wanted.extend(ports.env_variables_with_default_ports(None));
         if provider == Some(Provider::System) {
             refuse_softnic_settings_for_system_provider(&wanted)?;
@@ -309,10 +331,13 @@ impl LinkLayerArgs {
     }
 
     /// Applies the path to peers, the port's addresses and `others`, as [`apply_by_reexec`](Self::apply_by_reexec) does.
+    /// `default_link_layer` is as in [`Self::link_layer_variable_or_default`].
     pub(crate) fn apply_peer_path_and_addresses_by_reexec(
         &self,
+        default_link_layer: Option<LinkLayer>,
         others: impl Iterator<Item = (&'static str, OsString)>,
     ) -> Result<()> {
+        self.refuse_packets_of_infiniband(default_link_layer)?;
         reexec_with_env(
             &self
                 .peer_path_and_address_variables()

@@ -27,7 +27,7 @@ use verbs::Context;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
 use super::sequencer::check_place_has_cores;
-use super::{SimulatedCluster, rate_mops, warm_up_duration};
+use super::{SimulatedCluster, check_costs_of_cores, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -313,7 +313,7 @@ fn run_with_entries<T: KeyOrValue>(
         check_place_has_cores(profile, part.place, setup.cores_per_server)?;
     }
     let cluster = SimulatedCluster::new(profile, 1 + setup.client_machines, setup.seed)?;
-    check_profile_has_core_costs(&cluster, profile, setup)?;
+    check_profile_has_core_costs(profile, setup)?;
     let start = |part| start_server(&cluster, setup, part, entries);
     let servers = parts.iter().map(start).collect::<Result<Vec<_>>>()?;
     announce_key_ranges(&parts, &servers, entries)?;
@@ -407,14 +407,10 @@ fn run_local_lookups_with_entries<T: KeyOrValue>(
 const LOCAL_LOOKUPS_PER_CORE: u32 = 1000;
 
 /// Fails for a profile that lacks the costs of a server's cores.
-fn check_profile_has_core_costs(
-    cluster: &SimulatedCluster,
-    profile: &Profile,
-    setup: &BtreeParameters,
-) -> Result<()> {
+fn check_profile_has_core_costs(profile: &Profile, setup: &BtreeParameters) -> Result<()> {
     // With one-sided READs, the server's cores do nothing.
     if setup.access_design != AccessDesign::Read {
-        cluster.check_costs_of_cores(profile)?;
+        check_costs_of_cores(profile)?;
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use simnic::NicCounters;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
 use super::sequencer::{RDMA_BENCH_SEND_DEPTH, check_place_has_cores, client_start_spread_ns};
-use super::{SimulatedCluster, rate_mops, warm_up_duration};
+use super::{SimulatedCluster, check_costs_of_cores, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -179,7 +179,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     let cluster = SimulatedCluster::new(profile, 1 + setup.client_machines, setup.seed)?;
     // With `atomics`, the clients do everything and the server's cores do nothing.
     if setup.design != Design::Atomics {
-        cluster.check_costs_of_cores(profile)?;
+        check_costs_of_cores(profile)?;
     }
     let mut server = create_server(&cluster, profile, setup)?;
     let known = put_every_key(&server, setup)?;

@@ -38,6 +38,21 @@ pub struct UnknownCostsError {
     pub missing_keys: Vec<&'static str>,
 }
 
+/// Fails for a profile that lacks the costs of a server's cores.
+///
+/// # Errors
+/// The costs that it lacks.
+pub fn check_costs_of_cores(profile: &Profile) -> Result<(), UnknownCostsError> {
+    let missing_keys = simnic::unknown_core_costs(profile);
+    if missing_keys.is_empty() {
+        return Ok(());
+    }
+    Err(UnknownCostsError {
+        profile: profile.name.clone(),
+        missing_keys,
+    })
+}
+
 /// A simulated cluster with its devices open.
 struct SimulatedCluster {
     simulation: Cluster,
@@ -65,18 +80,6 @@ impl SimulatedCluster {
             simulation,
             host_contexts: contexts,
             dpu_contexts: dpus,
-        })
-    }
-
-    /// Fails for a profile that lacks the costs of a server's cores.
-    fn check_costs_of_cores(&self, profile: &Profile) -> Result<(), UnknownCostsError> {
-        let missing = self.simulation.unknown_core_costs();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        Err(UnknownCostsError {
-            profile: profile.name.clone(),
-            missing_keys: missing.to_vec(),
         })
     }
 

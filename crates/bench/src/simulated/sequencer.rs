@@ -13,7 +13,7 @@ use sequencer::{
 use serde::Serialize;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
-use super::{SimulatedCluster, rate_mops, warm_up_duration};
+use super::{SimulatedCluster, check_costs_of_cores, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -269,7 +269,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
         .max(1);
     let cluster = SimulatedCluster::new(profile, 1 + machines, setup.seed)?;
     if setup.design != Design::Atomics {
-        cluster.check_costs_of_cores(profile)?;
+        check_costs_of_cores(profile)?;
     }
     let (context, machine) = cluster.context_and_machine(0, place)?;
     let config = server_config(profile, setup);

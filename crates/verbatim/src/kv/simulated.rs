@@ -1,6 +1,7 @@
 //! `verbatim kv --nic`: the same server and clients on a simulated cluster, in virtual time.
 
 use anyhow::{Context, Result, bail};
+use bench::simulated::check_costs_of_cores;
 use bench::simulated::kv::{KvParameters, KvResult as Simulated, run};
 use chart::{Axis, Chart, Point};
 use kv::Design;
@@ -52,16 +53,12 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     if w.ycsb.is_some() || w.zipf.is_some() {
         bail!("simulated keys are chosen alike: leave out --ycsb and --zipf");
     }
-    let designs = match &args.design[..] {
-        [] => &[Design::Herd],
-        some => some,
-    };
-    if simulation.experiment.is_some() && designs != [Design::Herd] {
+    if simulation.experiment.is_some() && args.design.iter().any(|d| *d != Design::Herd) {
         bail!(
             "--experiment: of the stores only herd has the loops of atc16; leave out --design or --experiment"
         );
     }
-    let runs = planned_runs(args, &profiles, designs)?;
+    let runs = planned_runs(args, &profiles)?;
     let running = |(profile, setup, _): &(&Profile, KvParameters, usize)| {
         format!(
             "{} on {} cores, {}",
@@ -106,7 +103,6 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
 fn planned_runs<'p>(
     args: &Args,
     profiles: &'p [Profile],
-    designs: &[Design],
 ) -> Result<Vec<(&'p Profile, KvParameters, usize)>> {
     let mut runs = Vec::new();
     for profile in profiles {
@@ -114,7 +110,7 @@ fn planned_runs<'p>(
         if args.sweep.over.is_some() && args.simulation.cores.is_empty() {
             args.simulation.cores = vec![profile.host.cores.value as usize];
         }
-        for &design in designs {
+        for &design in designs_to_simulate(&args, profile) {
             for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob_if_known)? {
                 for setup in setups_to_simulate(profile, design, &args) {
                     let at = value.unwrap_or(setup.server_cores);
@@ -124,6 +120,18 @@ fn planned_runs<'p>(
         }
     }
     Ok(runs)
+}
+
+/// Returns the designs that the user has named, or HERD. The atomics-based store needs no costs of cores, so it is
+/// there, too, if the profile lacks these.
+fn designs_to_simulate<'a>(args: &'a Args, profile: &Profile) -> &'a [Design] {
+    match &args.design[..] {
+        [] if args.simulation.experiment.is_none() && check_costs_of_cores(profile).is_err() => {
+            &[Design::Herd, Design::Atomics]
+        }
+        [] => &[Design::Herd],
+        some => some,
+    }
 }
 
 /// Draws the rates as one series per design.

@@ -205,10 +205,10 @@ fn prepare_program_for_softnic(
     let ports = args
         .ports
         .env_variables_with_default_ports(nic.as_ref().and_then(|nic| nic.port_count));
-    args.link_layer
-        .apply_peer_path_and_addresses_by_reexec(fabric.into_iter().chain(ports))?;
-    let folder = library::find_dropin_folder()?;
     let port = nic.as_ref().map(|nic| nic.link_layer);
+    args.link_layer
+        .apply_peer_path_and_addresses_by_reexec(port, fabric.into_iter().chain(ports))?;
+    let folder = library::find_dropin_folder()?;
     let link_layer = args.link_layer.link_layer_variable_or_default(port);
     command
         .env(LIBRARY_PATH_VARIABLE, extended_library_path(&folder)?)

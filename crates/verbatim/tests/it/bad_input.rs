@@ -288,3 +288,18 @@ fn captures() {
     let simulated = ["sequencer", "--pcap", "x.pcap", "--nic", "cib"];
     refused(&simulated, "cannot be used with");
 }
+
+#[test]
+fn packets_of_infiniband() {
+    let flags = ["--link-layer", "ib", "--path", "packets"];
+    refused(
+        &[&["run"], &flags[..], &["--", "true"]].concat(),
+        "--link-layer roce",
+    );
+    refused(
+        &[&["bench", "rc-send"], &flags[..]].concat(),
+        "--link-layer roce",
+    );
+    let profile = ["run", "--nic", "cib", "--path", "packets", "--", "true"];
+    refused(&profile, "--link-layer roce");
+}

@@ -322,6 +322,17 @@ fn the_simulation_gives_the_same_twice() {
     assert_eq!(first.stdout, second.stdout);
 }
 
+/// The profile `cx3` has no costs of cores, so only the clients' designs run.
+#[test]
+fn a_nic_without_costs_of_cores_runs_the_atomics_based_store() {
+    let output = run(&["--nic", "cx3", "--clients", "4", "--puts", "0.1", "--json"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{message}");
+    assert!(message.contains("not run: herd"), "{message}");
+    let row: Value = serde_json::from_slice(&output.stdout).expect("one row");
+    assert_eq!(row["data"]["design"], "atomics");
+}
+
 #[test]
 fn mistakes_are_named() {
     for (args, words) in [
