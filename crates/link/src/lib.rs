@@ -10,6 +10,7 @@
 //! - [`probe_features`]: the features that an endpoint would have.
 //! - `shared`, `group`, `members`, `steering`: sharing of an address by the processes of a fabric, and the kernel's
 //!   choice among them.
+//! - [`is_neighbour_reachable`]: whether a link-local address is on the link.
 //! - `handover`: forwarding of packets from the wrong process.
 //!
 //! The source port equals the destination port, 4791, so that one socket per address serves both. RoCEv2 receivers do
@@ -27,6 +28,7 @@ pub mod endpoint;
 pub mod error;
 mod forwarding_socket;
 mod group_members;
+mod neighbour;
 mod packet;
 pub mod probe_features;
 mod shared_groups;
@@ -40,6 +42,7 @@ pub use config::{Config, DEFAULT_BUFFER_BYTES, FabricMembership, LocalAddress};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, ReceiveBuffers};
 pub use error::LinkError;
+pub use neighbour::is_neighbour_reachable;
 pub use packet::{ReceivedPacket, SentPacket};
 pub use socket::UdpPortState;
 

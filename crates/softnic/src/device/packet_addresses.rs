@@ -1,14 +1,19 @@
 //! The IP addresses of packets: source and destination.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use link::{LocalAddress, PacketFlow};
 use roce::icrc::IpAddressPair;
 use verbs_abi::{ibv_ah_attr, ibv_global_route};
 
 use super::grh::{datagram_grh, gid_of_ip, mapped_ipv4};
-use super::interfaces::ADDRESS_VAR;
+use super::interfaces::{ADDRESS_VAR, is_link_local};
 use super::port::{OtherPort, Port};
+
+/// Time for which the kernel resolves an address of RoCE: 1000 ms in `rdma_addr_find_l2_eth_by_grh`
+/// (`linux:drivers/infiniband/core/addr.c`).
+const DISCOVERY_TIME: Duration = Duration::from_secs(1);
 
 /// Returns the IP address that a GID stands for.
 fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
@@ -49,6 +54,18 @@ impl Port {
             ..self.clone()
         }
         .process_addresses()
+    }
+
+    /// Whether a host on the link of `source`, a GID of this port, has a link-local address. A GID that no interface has is
+    /// on no link.
+    pub(super) fn has_neighbour(&self, source: [u8; 16], neighbour: Ipv6Addr) -> bool {
+        let own = OtherPort::new(self, true);
+        let local = own.addresses().find(|(gid, _)| *gid == source);
+        local.is_some_and(|(gid, if_index)| {
+            let ip = ip_of_gid(gid);
+            let local = LocalAddress { ip, if_index };
+            is_link_local(&ip) && link::is_neighbour_reachable(local, neighbour, DISCOVERY_TIME)
+        })
     }
 
     /// Whether a GID is one of a port of this process.

@@ -275,8 +275,8 @@ impl Port {
     ///
     /// # Errors
     /// - `EINVAL`: source and destination are of different address families.
-    /// - `ETIMEDOUT`: a link-local GID that this host does not have: link-local addresses of neighbours are not
-    ///   resolved. Soft-RoCE returns this for an address that no host has, after a second of neighbour discovery.
+    /// - `ETIMEDOUT`: a link-local GID that neither this host has nor, after a second of neighbour discovery, another
+    ///   one on the link of the source.
     ///
     /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in
     /// `linux:drivers/infiniband/core/addr.c`.
@@ -299,10 +299,11 @@ impl Port {
                 )
             }));
         }
-        if gid[..8] == LINK_LOCAL_PREFIX && !self.is_gid_of_host(gid) {
+        let is_link_local = gid[..8] == LINK_LOCAL_PREFIX;
+        if is_link_local && !self.is_gid_of_host(gid) && !self.has_neighbour(source, ipv6) {
             why::record_refusal_reason(|| {
-                "ah_attr.grh.dgid is a link-local GID that this host does not have; link-local addresses of other hosts are \
-                 not resolved: take the GID of a routable address"
+                "ah_attr.grh.dgid is a link-local GID, and no host on the link of the GID at sgid_index has it: take the GID of \
+                 a routable address at both ends (`verbatim devices` prints them)"
             });
             return Err(ETIMEDOUT);
         }

@@ -188,7 +188,7 @@ fn two_hosts() {
 
 #[test]
 fn two_hosts_on_one_machine() {
-    check(GUIDE, "Two hosts on one machine", 10);
+    check(GUIDE, "Two hosts on one machine", 13);
 }
 
 #[test]
