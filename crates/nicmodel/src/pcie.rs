@@ -89,6 +89,14 @@ impl TransactionPurpose {
             }
         }
     }
+
+    /// Returns true if the transactions move the payload of a SEND, WRITE or READ.
+    pub(crate) fn moves_payload(self) -> bool {
+        matches!(
+            self,
+            Self::PayloadFetch | Self::ReadData | Self::PayloadPlacement | Self::ResponsePlacement
+        )
+    }
 }
 
 /// Transactions with one purpose. Numbers are sums; they are fractions if several operations share a transaction.

@@ -223,6 +223,8 @@ pub(crate) struct OperationCosts {
     /// Time on a port to the responder; `response_wire_time`: back to the requester.
     pub(crate) request_wire_time: Ps,
     pub(crate) response_wire_time: Ps,
+    /// Payload of each packet but the last one, if a message has several.
+    full_packet_bytes: u32,
     /// PCIe transfers with the cores and memory of each [`CorePlace`].
     pub(crate) transfers_by_place: [PcieTransferCosts; MAX_PLACES],
 }
@@ -276,6 +278,37 @@ impl OperationCosts {
     #[inline(always)]
     pub(crate) fn transfers_at(&self, place: CorePlace) -> &PcieTransferCosts {
         &self.transfers_by_place[place as usize]
+    }
+
+    /// Returns true if the payload needs several packets.
+    pub(crate) fn has_several_packets(&self) -> bool {
+        self.request_packets.count > 1 || self.response_packets.count > 1
+    }
+
+    /// Returns the share of a full packet in the time that the payload takes at a stage of its way.
+    #[inline(always)]
+    pub(crate) fn packet_time(&self, payload_time: Ps) -> Ps {
+        let packets = self.request_packets.count.max(self.response_packets.count);
+        self.full_packet_time(payload_time, packets)
+    }
+
+    #[inline(always)]
+    fn full_packet_time(&self, time: Ps, packets: u32) -> Ps {
+        if packets == 1 {
+            return time;
+        }
+        time * u64::from(self.full_packet_bytes) / u64::from(self.operation.payload_bytes)
+    }
+
+    /// Returns the time of a full packet of the request on a port.
+    #[inline(always)]
+    pub(crate) fn request_packet_wire_time(&self) -> Ps {
+        self.full_packet_time(self.request_wire_time, self.request_packets.count)
+    }
+
+    /// Returns the time of a full packet of the response on a port.
+    pub(crate) fn response_packet_wire_time(&self) -> Ps {
+        self.full_packet_time(self.response_wire_time, self.response_packets.count)
     }
 }
 
@@ -491,6 +524,7 @@ fn compute_operation_costs(
         response_packets: PacketCount::of(one.network_packets.to_requester),
         request_wire_time: wire(one.network_packets.to_responder),
         response_wire_time: wire(one.network_packets.to_requester),
+        full_packet_bytes: profile.port.mtu_bytes.value,
         transfers_by_place: with,
     })
 }

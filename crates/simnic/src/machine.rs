@@ -6,7 +6,7 @@ use crate::costs::{HostOrDpuCosts, PcieCost};
 use crate::event_queue::Ps;
 use crate::fifo_queue::FifoQueue;
 use crate::port::NicPorts;
-use crate::serial_resource::SerialResource;
+use crate::serial_resource::{PacketTimes, SerialResource};
 use crate::timetable::SerialTimetable;
 
 /// The counters of a machine's NIC.
@@ -77,21 +77,78 @@ pub(crate) struct HostOrDpuState {
 }
 
 impl HostOrDpuState {
-    /// Fetches payload from this memory from `at` on; returns the time at which the NIC has all of it.
+    /// Fetches payload from this memory from `at` on. A packet takes `packet_time` of the link to the device. Returns
+    /// the times at which the NIC has the payload of the packets.
     #[inline(always)]
-    pub(crate) fn fetch_payload(&mut self, at: Ps, fetch: &PcieCost) -> Ps {
+    pub(crate) fn fetch_payload(
+        &mut self,
+        at: Ps,
+        fetch: &PcieCost,
+        packet_time: Ps,
+    ) -> PacketTimes {
         self.pcie_to_host
             .reserve_without_waiting(at, fetch.link_time_to_host);
-        let fetched = self
-            .pcie_to_device
-            .reserve_time(at, fetch.link_time_to_device);
-        fetched.max(at + 2 * self.costs.pcie_latency)
+        let time = fetch.link_time_to_device;
+        let end = self.pcie_to_device.reserve_time(at, time);
+        // The data of a fetch moves during its round trip, and that of further packets behind it.
+        let after_first = time - packet_time;
+        let first = (end - after_first).max(at + 2 * self.costs.pcie_latency);
+        PacketTimes {
+            first,
+            last: first + after_first,
+        }
     }
 
-    /// Returns the time at which the NIC would have payload that it fetches from `at` on.
-    pub(crate) fn payload_fetch_end(&self, at: Ps, fetch: &PcieCost) -> Ps {
-        let fetched = self.pcie_to_device.next_start(at) + fetch.link_time_to_device;
+    /// Returns the time at which the NIC would have the payload of the first packet, if it fetches from `at` on.
+    pub(crate) fn first_payload_at(&self, at: Ps, packet_time: Ps) -> Ps {
+        let fetched = self.pcie_to_device.next_start(at) + packet_time;
         fetched.max(at + 2 * self.costs.pcie_latency)
+    }
+}
+
+/// A message that arrives at its responder's NIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArrivingMessage {
+    /// Time at which the NIC has processed the first packet.
+    pub(crate) processed_at: Ps,
+    pub(crate) message: u32,
+    /// Time from then until the NIC has processed the last packet.
+    last_packet_delay_ns: u32,
+}
+
+impl ArrivingMessage {
+    /// Returns a message whose packets the NIC has processed at `processed`.
+    #[inline(always)]
+    pub(crate) fn new(message: u32, processed: PacketTimes) -> Self {
+        if processed.first == processed.last {
+            return Self::of_one_packet(message, processed.first);
+        }
+        let delay_ns = (processed.last - processed.first).div_ceil(1000);
+        Self {
+            processed_at: processed.first,
+            message,
+            // Four seconds are longer than the largest message takes.
+            last_packet_delay_ns: u32::try_from(delay_ns).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Returns a message of one packet, which the NIC has processed at `processed_at`.
+    #[inline(always)]
+    pub(crate) fn of_one_packet(message: u32, processed_at: Ps) -> Self {
+        Self {
+            processed_at,
+            message,
+            last_packet_delay_ns: 0,
+        }
+    }
+
+    /// Returns the times at which the NIC has processed the packets.
+    #[inline(always)]
+    pub(crate) fn processed(&self) -> PacketTimes {
+        PacketTimes {
+            first: self.processed_at,
+            last: self.processed_at + 1000 * u64::from(self.last_packet_delay_ns),
+        }
     }
 }
 
@@ -103,9 +160,9 @@ pub(crate) struct SimulatedNic {
     /// Number of busy processing units; `qps_waiting_for_unit`: queue pairs that wait for a unit.
     pub(crate) busy_units: usize,
     pub(crate) qps_waiting_for_unit: FifoQueue<u32>,
-    /// Messages in the order of the times at which the NIC has processed them; `next_processed_at`: the time of the
-    /// next event for them.
-    pub(crate) messages_by_processed_at: FifoQueue<(Ps, u32)>,
+    /// Messages in the order of the times at which the NIC has processed their first packets; `next_processed_at`: the
+    /// time of the next event for them.
+    pub(crate) messages_by_processed_at: FifoQueue<ArrivingMessage>,
     pub(crate) next_processed_at: Option<Ps>,
     /// Number of queue pairs with outstanding READs.
     pub(crate) qps_with_outstanding_reads: usize,

@@ -2,6 +2,7 @@
 
 use verbs_abi as abi;
 
+use crate::event_queue::Ps;
 use crate::memory::Payload;
 use crate::outstanding_reads::ReadSequence;
 use crate::retransmission::SequenceNumber;
@@ -83,6 +84,8 @@ pub(crate) struct ReadOrAtomicFields {
     pub(crate) local_lkey: u32,
     /// Position of a READ among the READs of its queue pair, for the WQE cache.
     pub(crate) read_sequence: Option<ReadSequence>,
+    /// Time from the first to the last packet of a READ's response, where its next event is: it leaves, or has arrived.
+    pub(crate) last_packet_delay: Ps,
 }
 
 /// The messages in flight, by index; indexes are reused.

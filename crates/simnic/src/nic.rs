@@ -8,7 +8,8 @@
 //! may also process what follows on the same queue pair or NIC within half of that time, at the right simulated time.
 //!
 //! - `requester`: from the queue pair to the network, and the response back.
-//! - `responder`: from the network to memory, and the response.
+//! - `responder`: from the network to memory.
+//! - `response`: acknowledgements and data back to the requester.
 //! - `departure`: how messages leave if the network has faults, or if earlier messages are missing.
 //! - `retry`: messages and responses that are lost or do not count, and sent again.
 //! - `completion`: completions for the program.
@@ -17,6 +18,7 @@ mod completion;
 mod departure;
 mod requester;
 mod responder;
+mod response;
 mod retry;
 
 use crate::event_queue::Ps;

@@ -268,6 +268,7 @@ impl Simulation {
             local_addr: local.map_or(0, |sge| sge.addr),
             local_lkey: local.map_or(0, |sge| sge.lkey),
             read_sequence: cache_slot,
+            last_packet_delay: 0,
         };
         Ok(self.messages.put_read_or_atomic_fields(answer))
     }

@@ -250,6 +250,32 @@ impl Simulation {
         mr.add_pending_write(key, machine, at, addr, payload, threads, events);
     }
 
+    /// Places the payload of a message in a region, given by its key, from `addr` on. The payload of several packets
+    /// becomes visible at `at`, with its last packet. Returns false if the machine has no such memory.
+    pub(crate) fn place_payload(
+        &mut self,
+        id: u32,
+        machine: u32,
+        (key, addr): (u32, u64),
+        at: Ps,
+    ) -> bool {
+        let message = &self.messages[id];
+        let bytes = message.payload.bytes();
+        let Some(mr) = self.mr(machine, key) else {
+            return false;
+        };
+        let shape = self.cost_table.get(message.cost_index);
+        if !shape.has_several_packets() {
+            return mr.region.write(addr, bytes);
+        }
+        if !mr.region.contains(addr, bytes.len()) {
+            return false;
+        }
+        let payload = std::mem::replace(&mut self.messages[id].payload, Payload::EMPTY);
+        self.add_pending_write(key, at, addr, payload);
+        true
+    }
+
     /// Makes WRITEs to the machine's memory visible whose time is up to `up_to`.
     pub(crate) fn make_writes_visible(&mut self, machine: u32, up_to: Ps) {
         let Self { machines, mrs, .. } = self;

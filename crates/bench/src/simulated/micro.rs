@@ -350,6 +350,41 @@ mod tests {
         }
     }
 
+    /// The packets of a long message follow each other through all stages, in the model and in the
+    /// simulation.
+    #[test]
+    fn long_messages_one_at_a_time_are_as_fast_as_the_model_allows() {
+        use nicmodel::bounds::round_trip_ns;
+        use nicmodel::{Operation, PostMethod, Transport, Verb as Of};
+        for name in ["cib", "cx3", "bf2"] {
+            let profile = builtin_profile(name).expect("built in");
+            for (verb, of) in [(Verb::RcWrite, Of::RdmaWrite), (Verb::RcRead, Of::RdmaRead)] {
+                for payload_bytes in [4096, 6000, 65536, 1 << 20] {
+                    let parameters = MicroParameters {
+                        wrs_per_doorbell: Some(1),
+                        window: Some(1),
+                        signal_every: Some(1),
+                        payload_bytes: Some(payload_bytes as usize),
+                        ..MicroParameters::default()
+                    };
+                    let stream = VerbStream::new(verb, &parameters, 20).expect("they fit");
+                    let task = MeasurementTask::Stream(stream);
+                    let rate = match run(profile, &task).expect("it runs") {
+                        TaskResult::Rate(rate) => rate.rate_mops,
+                        TaskResult::Latency(_) => panic!("a stream has a rate"),
+                    };
+                    let operation = Operation::new(of, Transport::Rc, payload_bytes);
+                    let least_ns = round_trip_ns(profile, &operation, PostMethod::WqeByMmio);
+                    let ratio = rate * least_ns.expect("known") * 1e-3;
+                    assert!(
+                        (0.95..1.005).contains(&ratio),
+                        "{name}, {verb:?}, {payload_bytes} bytes: {rate} M/s, {ratio} of the model's"
+                    );
+                }
+            }
+        }
+    }
+
     /// A queue pair uses one of a Connect-IB's two ports and reaches that port's rate; several
     /// queue pairs fill both ports.
     #[test]

@@ -16,9 +16,10 @@ use crate::simulation::Simulation;
 /// How a message leaves its NIC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Departure {
-    /// Number of packets that leave, and their time on the port.
+    /// Number of packets that leave, and their time on the port; `packet_time`: the time of a full packet there.
     pub(super) packet_count: u32,
     pub(super) wire_time: Ps,
+    pub(super) packet_time: Ps,
     /// Further time until the message arrives.
     pub(super) delay: Ps,
     pub(super) loss: Option<MessageLoss>,
@@ -37,6 +38,8 @@ struct PacketTrain {
     /// Number of packets of the whole message, and their time on the port.
     message_packet_count: u32,
     wire_time: Ps,
+    /// Time of a full packet on the port.
+    full_packet_time: Ps,
     /// First packet that leaves.
     first_departing_packet: u32,
 }
@@ -64,6 +67,12 @@ impl PacketTrain {
 
     fn wire_time_of_packets(&self, packets: u32) -> Ps {
         self.wire_time * u64::from(packets) / u64::from(self.message_packet_count)
+    }
+
+    /// Returns the time of a full packet. Not more than the time of all packets that leave, whose average is shorter.
+    fn full_packet_time_among(&self, packets: u32) -> Ps {
+        self.full_packet_time
+            .min(self.wire_time_of_packets(packets))
     }
 }
 
@@ -95,6 +104,7 @@ impl Simulation {
         let train = PacketTrain {
             message_packet_count: shape.request_packets.count,
             wire_time: shape.request_wire_time,
+            full_packet_time: shape.request_packet_wire_time(),
             // A READ has one request packet; packets of its response may have arrived.
             first_departing_packet: match retransmission {
                 Some(retransmission) if !shape.has_response_data => {
@@ -132,6 +142,7 @@ impl Simulation {
         Some(Departure {
             packet_count: sent,
             wire_time: train.wire_time_of_packets(sent),
+            packet_time: train.full_packet_time_among(sent),
             delay: outcome.delay,
             loss,
         })
@@ -162,7 +173,8 @@ impl Simulation {
         };
         let home = &self.machines[qp.machine as usize];
         let left = if shape.fetches_payload {
-            home.payload_fetch_end(at, &shape.transfers_at(home.place).payload_fetch)
+            let fetch = &shape.transfers_at(home.place).payload_fetch;
+            home.first_payload_at(at, shape.packet_time(fetch.link_time_to_device))
         } else {
             at
         };
@@ -234,6 +246,7 @@ impl Simulation {
         let number = message.sequence_number;
         let shape = self.cost_table.get(message.cost_index);
         let (packets, wire_time) = (shape.response_packets, shape.response_wire_time);
+        let full_packet_time = shape.response_packet_wire_time();
         let operation = fault_plan_name_of_response(shape.operation.verb);
         let machines = self
             .machine_of_qp(responder)
@@ -243,6 +256,7 @@ impl Simulation {
             return Some(Departure {
                 packet_count: packets.count,
                 wire_time,
+                packet_time: full_packet_time,
                 delay: 0,
                 loss: None,
             });
@@ -266,6 +280,7 @@ impl Simulation {
         let train = PacketTrain {
             message_packet_count: packets.count,
             wire_time,
+            full_packet_time,
             first_departing_packet: retransmission
                 .map_or(0, |retransmission| {
                     retransmission.first_missing_packet(number)
@@ -298,6 +313,7 @@ impl Simulation {
         Some(Departure {
             packet_count: left,
             wire_time: train.wire_time_of_packets(left),
+            packet_time: train.full_packet_time_among(left),
             delay: outcome.delay,
             loss,
         })

@@ -5,9 +5,11 @@ use verbs_abi as abi;
 
 use crate::event::SimulationEvent;
 use crate::event_queue::Ps;
+use crate::machine::ArrivingMessage;
 use crate::message::{SUCCESS_STATUS, abi_code_to_u8};
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, Qp};
+use crate::serial_resource::PacketTimes;
 use crate::simulation::Simulation;
 
 use super::departure::Departure;
@@ -165,8 +167,8 @@ impl Simulation {
         )
     }
 
-    /// Sends the most frequent kind of WQEs, up to the last but one of a list: unsignaled and unreliable messages to
-    /// existing queue pairs. Returns the time at which the next WQE of the list leaves, or `None` if the first one is
+    /// Sends the most frequent kind of WQEs, up to the last but one of a list: unsignaled and unreliable messages of one
+    /// packet to existing queue pairs. Returns the time at which the next WQE of the list leaves, or `None` if the first one is
     /// of another kind. The function does the work of `send_one_wqe` and `transmit`, with common work done once and
     /// variables in registers.
     fn send_unsignaled_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
@@ -218,7 +220,11 @@ impl Simulation {
                 }
                 _ => break,
             };
-            if shape.waits_for_responder || message.flags.is_signaled() || qp.signal_all {
+            if shape.waits_for_responder
+                || shape.request_packets.count > 1
+                || message.flags.is_signaled()
+                || qp.signal_all
+            {
                 break;
             }
             message.responder_qp = dest;
@@ -236,7 +242,8 @@ impl Simulation {
                 let leaves = match fetch {
                     Some(fetch) => {
                         fetched_bytes += fetch.dma_read_bytes;
-                        machines[home].fetch_payload(next, fetch)
+                        let packet_time = fetch.link_time_to_device;
+                        machines[home].fetch_payload(next, fetch, packet_time).last
                     }
                     None => next,
                 };
@@ -259,7 +266,9 @@ impl Simulation {
                     .max(qp.last_processed_at);
                 qp.last_processed_at = handled;
                 to.messages_by_processed_at
-                    .insert_by_time((handled, id), |(at, _)| *at);
+                    .insert_by_time(ArrivingMessage::of_one_packet(id, handled), |arriving| {
+                        arriving.processed_at
+                    });
                 if to.next_processed_at.is_none_or(|next| handled < next) {
                     to.next_processed_at = Some(handled);
                     events.push(handled, SimulationEvent::MessageProcessed { nic });
@@ -350,11 +359,13 @@ impl Simulation {
         let Departure {
             packet_count: packets,
             wire_time,
+            packet_time,
             delay,
             loss,
         } = departure.unwrap_or(Departure {
             packet_count: count,
             wire_time: shape.request_wire_time,
+            packet_time: shape.request_packet_wire_time(),
             delay: 0,
             loss: None,
         });
@@ -378,11 +389,12 @@ impl Simulation {
         let sent = &mut nics[home_nic as usize];
         let left = if shape.fetches_payload {
             let fetch = &shape.transfers_at(home.place).payload_fetch;
+            let packet_time = shape.packet_time(fetch.link_time_to_device);
             let fetch = fetch.share_for_packets(packets, count);
             sent.counters.dma_read_bytes += fetch.dma_read_bytes;
-            home.fetch_payload(at, &fetch)
+            home.fetch_payload(at, &fetch, packet_time.min(fetch.link_time_to_device))
         } else {
-            at
+            PacketTimes::all_at(at)
         };
         // Messages between a host and its DPU do not use the network.
         let nic_of = |machine: u32| machines[machine as usize].nic_index;
@@ -391,12 +403,13 @@ impl Simulation {
         sent.counters.sent_messages += 1;
         let out = if passes_network {
             let port = sent.ports.get_or_assign_sending_port(&mut qp.port);
-            port.outgoing_link.reserve_time(left, wire_time)
+            port.outgoing_link
+                .reserve_cut_through(left, wire_time, packet_time)
         } else {
             left
         };
         // An unreliable message completes when its port has sent it and all earlier messages.
-        let told = !reliable && !try_complete_without_cqe(qp, signaled, out);
+        let told = !reliable && !try_complete_without_cqe(qp, signaled, out.last);
         if let Some((to, _, known_port)) = to.filter(|_| loss.is_none()) {
             let nic = &mut nics[to as usize];
             let mut port = known_port;
@@ -405,17 +418,23 @@ impl Simulation {
                     .ports
                     .get_or_assign_receiving_port(&mut port)
                     .incoming_link;
-                link.reserve_time(out, wire_time) + costs.network_latency
+                link.reserve_cut_through(out, wire_time, packet_time)
+                    .delayed_by(costs.network_latency)
             } else {
                 out
             };
+            // A NIC's processing time is that of a message of one packet.
+            let inbound = shape.inbound_processing_time;
             let processed = nic
                 .inbound_processing
-                .reserve_time(came, shape.inbound_processing_time);
-            let handled = (processed + delay).max(qp.last_processed_at);
-            qp.last_processed_at = handled;
+                .reserve_cut_through(came, inbound, inbound)
+                .delayed_by(delay)
+                .not_before(qp.last_processed_at);
+            let arriving = ArrivingMessage::new(id, processed);
+            let handled = arriving.processed_at;
+            qp.last_processed_at = arriving.processed().last;
             nic.messages_by_processed_at
-                .insert_by_time((handled, id), |(at, _)| *at);
+                .insert_by_time(arriving, |arriving| arriving.processed_at);
             if port != known_port
                 && let Some(Some(target)) = qps.get_mut(dest as usize)
             {
@@ -426,7 +445,7 @@ impl Simulation {
                 nic.next_processed_at = Some(handled);
             }
             if told {
-                self.finish_work_request(id, SUCCESS_STATUS, at, out);
+                self.finish_work_request(id, SUCCESS_STATUS, at, out.last);
             }
             if first {
                 self.events
@@ -435,15 +454,15 @@ impl Simulation {
             return;
         }
         if told {
-            self.finish_work_request(id, SUCCESS_STATUS, at, out);
+            self.finish_work_request(id, SUCCESS_STATUS, at, out.last);
         }
         if reliable {
             let nak_after = loss
                 .and_then(|loss| loss.loss_detection_delay)
                 .filter(|_| to.is_some());
             // Between a host and its DPU, `out` has no time on the wire.
-            let nak_at = nak_after.map(|after| (out + after).saturating_sub(wire_time));
-            self.hold_undelivered(index, id, out, nak_at);
+            let nak_at = nak_after.map(|after| (out.first + after).saturating_sub(packet_time));
+            self.hold_undelivered(index, id, out.last, nak_at);
         } else {
             self.messages.release_one_work_request(id);
         }
@@ -505,12 +524,17 @@ impl Simulation {
         }
         let message = &self.messages[id];
         if answers && message.status == SUCCESS_STATUS && !message.payload.bytes().is_empty() {
-            let written = machine
-                .pcie_to_host
-                .reserve_time(now, transfers.response_write.link_time_to_host);
-            done = done.max(written) + pcie;
-            let region = self.mr(home, lkey);
-            if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
+            let arrival = PacketTimes {
+                first: now,
+                last: now + answer.last_packet_delay,
+            };
+            let time = transfers.response_write.link_time_to_host;
+            let written =
+                machine
+                    .pcie_to_host
+                    .reserve_cut_through(arrival, time, shape.packet_time(time));
+            done = done.max(written.last) + pcie;
+            if !self.place_payload(id, home, (lkey, addr), done) {
                 self.messages[id].status = abi_code_to_u8(abi::IBV_WC_LOC_PROT_ERR);
             }
         }

@@ -1,8 +1,6 @@
-//! The responder: messages from the network to memory, and the responses to READs and atomics.
+//! The responder: messages from the network to memory.
 
-use std::sync::atomic::Ordering;
-
-use nicmodel::{Transport, Verb};
+use nicmodel::Transport;
 use verbs_abi as abi;
 
 use crate::costs::{OperationCosts, PcieCost};
@@ -11,16 +9,11 @@ use crate::event::SimulationEvent;
 use crate::event_queue::Ps;
 use crate::memory::Payload;
 use crate::message::{SUCCESS_STATUS, abi_code_to_u8};
-use crate::mr::Mr;
-use crate::port::{NicPort, QpPortIndex};
 use crate::posted_recvs::PostedRecvs;
 use crate::prefetch::prefetch;
-use crate::retransmission::RetryCause;
-use crate::serial_resource::SerialResource;
+use crate::serial_resource::PacketTimes;
 use crate::simulation::Simulation;
 use crate::srq::pop_recv;
-
-use super::departure::Departure;
 
 /// Bytes of the GRH in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
@@ -54,17 +47,19 @@ impl Simulation {
                 continue;
             }
             let arriving = &mut self.nics[index as usize].messages_by_processed_at;
-            let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
+            let Some(arriving) = arriving.pop_if(|arriving| arriving.processed_at <= horizon)
+            else {
                 break;
             };
             // A host has the index of its NIC.
             let machine = self
-                .machine_of_qp(self.messages[id].responder_qp)
+                .machine_of_qp(self.messages[arriving.message].responder_qp)
                 .unwrap_or(index);
-            self.transfer_processed_message(machine, id, at);
+            self.transfer_processed_message(machine, arriving.message, arriving.processed());
         }
         let nic = &mut self.nics[index as usize];
-        nic.next_processed_at = nic.messages_by_processed_at.front().map(|&(at, _)| at);
+        let next = nic.messages_by_processed_at.front();
+        nic.next_processed_at = next.map(|arriving| arriving.processed_at);
         if let Some(next) = nic.next_processed_at {
             self.events
                 .push(next, SimulationEvent::MessageProcessed { nic: index });
@@ -72,7 +67,7 @@ impl Simulation {
     }
 
     /// Does the work of `transfer_processed_message` for the most frequent messages, as long as these come first: SENDs
-    /// of datagrams, and unreliable WRITEs. Returns the queue pair of a RECV that failed, and the time.
+    /// of datagrams and unreliable WRITEs, of one packet. Returns the queue pair of a RECV that failed, and the time.
     fn receive_frequent_messages(&mut self, nic: u32, horizon: Ps) -> Option<(u32, Ps)> {
         let now = self.now;
         let Self {
@@ -90,13 +85,14 @@ impl Simulation {
             ..
         } = self;
         let nic = &mut nics[nic as usize];
-        while let Some(&(at, id)) = nic.messages_by_processed_at.front()
-            && at <= horizon
+        while let Some(&arriving) = nic.messages_by_processed_at.front()
+            && arriving.processed_at <= horizon
         {
+            let (at, id) = (arriving.processed_at, arriving.message);
             // Prefetches the queue pair of the next message, and the message after that.
             let following = nic.messages_by_processed_at.as_slice();
-            if let Some(&(_, next)) = following.get(1)
-                && let Some(Some(target)) = qps.get(messages[next].responder_qp as usize)
+            if let Some(next) = following.get(1)
+                && let Some(Some(target)) = qps.get(messages[next.message].responder_qp as usize)
             {
                 prefetch(&raw const **target);
                 if let Some(Some(queue)) = cqs.get(target.recv_cq as usize) {
@@ -106,15 +102,17 @@ impl Simulation {
                     }
                 }
             }
-            if let Some(&(_, later)) = following.get(2) {
-                prefetch(&messages[later]);
+            if let Some(later) = following.get(2) {
+                prefetch(&messages[later.message]);
             }
             let message = &messages[id];
             let shape = shapes.get(message.cost_index);
             let is_write = shape.is_rdma_write && !shape.has_imm && !shape.waits_for_responder;
             let target = match qps.get_mut(message.responder_qp as usize) {
                 Some(Some(target))
-                    if is_write || shape.is_datagram_send && target.transport == Transport::Ud =>
+                    if (is_write
+                        || shape.is_datagram_send && target.transport == Transport::Ud)
+                        && shape.request_packets.count == 1 =>
                 {
                     target
                 }
@@ -211,10 +209,13 @@ impl Simulation {
         None
     }
 
-    /// Makes the DMA transfers of a message that the NIC has processed.
+    /// Makes the DMA transfers of a message whose packets the NIC has processed at `processed`. The event of a message is
+    /// at its first packet: the NIC checks the request then and writes the payload from then on. All that follows has
+    /// the time of the last packet.
     #[inline(never)]
-    fn transfer_processed_message(&mut self, machine: u32, id: u32, at: Ps) {
+    fn transfer_processed_message(&mut self, machine: u32, id: u32, processed: PacketTimes) {
         let now = self.now;
+        let PacketTimes { first, last: at } = processed;
         let reliable = self
             .cost_table
             .get(self.messages[id].cost_index)
@@ -227,28 +228,22 @@ impl Simulation {
         let nic = &mut self.nics[home.nic_index as usize];
         let shape = self.cost_table.get(self.messages[id].cost_index);
         nic.counters.dma_read_bytes += dma.dma_read_bytes;
-        let written = home.pcie_to_host.reserve_time(at, dma.link_time_to_host);
-        let link_time_to_device = dma.link_time_to_device;
+        let (time_to_host, time_to_device) = (dma.link_time_to_host, dma.link_time_to_device);
+        let packet_time = shape.packet_time(time_to_host);
+        let written = home
+            .pcie_to_host
+            .reserve_cut_through(processed, time_to_host, packet_time);
         if shape.has_response_data {
-            if let Err(status) = self.region_of_read_or_atomic(id, machine) {
-                self.refuse_request(id, status, at);
-                return;
-            }
-            let home = &mut self.machines[machine as usize];
-            let nic = &mut self.nics[home.nic_index as usize];
-            nic.counters.received_messages += 1;
-            let read = home.pcie_to_device.reserve_time(at, link_time_to_device);
-            self.expect_next_message(self.messages[id].responder_qp);
-            self.schedule_response(id, machine, written, read);
-            return;
+            let fetch = (written, time_to_device);
+            return self.fetch_data_of_response(id, machine, processed, fetch);
         }
         // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
         // cores.
         home.pcie_to_device
-            .reserve_without_waiting(at, link_time_to_device);
+            .reserve_without_waiting(first, time_to_device);
         home.mmio_write_timetable
-            .reserve_time(now, at, link_time_to_device);
-        let visible = written + home.costs.pcie_latency;
+            .reserve_time(now, first, time_to_device);
+        let visible = written.last + home.costs.pcie_latency;
         let status = self.deliver_send_or_write(id, machine, visible);
         if !reliable {
             let responder = self.messages[id].responder_qp;
@@ -268,6 +263,32 @@ impl Simulation {
             _ => return self.refuse_request(id, status, at),
         }
         self.schedule_acknowledgement(id, at);
+    }
+
+    /// Fetches the data of the response to a READ or atomic. `fetch`: the times at which the DMA read has crossed the link
+    /// to the host, and the time of its data on the link to the device.
+    #[inline(always)]
+    fn fetch_data_of_response(
+        &mut self,
+        id: u32,
+        machine: u32,
+        processed: PacketTimes,
+        fetch: (PacketTimes, Ps),
+    ) {
+        if let Err(status) = self.region_of_read_or_atomic(id, machine) {
+            return self.refuse_request(id, status, processed.last);
+        }
+        let (requested, time) = fetch;
+        let home = &mut self.machines[machine as usize];
+        let nic = &mut self.nics[home.nic_index as usize];
+        nic.counters.received_messages += 1;
+        let message = &self.messages[id];
+        let packet_time = self.cost_table.get(message.cost_index).packet_time(time);
+        let moved = home
+            .pcie_to_device
+            .reserve_cut_through(processed, time, packet_time);
+        self.expect_next_message(message.responder_qp);
+        self.schedule_response(id, machine, requested, moved);
     }
 
     /// Returns the cost of the DMA transfers that a message makes at its responder. A message without a RECV, or
@@ -335,7 +356,7 @@ impl Simulation {
     /// Moves the queue pair of a responder to the error state. The completions of its work requests follow
     /// those of the messages that it has received.
     #[cold]
-    fn fail_responder(&mut self, index: u32, at: Ps) {
+    pub(super) fn fail_responder(&mut self, index: u32, at: Ps) {
         let Some(machine) = self.machine_of_qp(index) else {
             return;
         };
@@ -344,17 +365,6 @@ impl Simulation {
             qp.last_delivery_visible_at = qp.last_delivery_visible_at.max(visible);
         }
         self.enter_error_state(index);
-    }
-
-    /// Schedules the acknowledgement of a message. Responses keep the order of their requests, also behind the data of
-    /// a READ.
-    pub(super) fn schedule_acknowledgement(&mut self, id: u32, at: Ps) {
-        let responder = self.messages[id].responder_qp;
-        let leaves = self
-            .qp(responder)
-            .map_or(at, |target| target.last_response_at.max(at));
-        self.events
-            .push(leaves, SimulationEvent::SendResponse { message: id });
     }
 
     /// Records that a reliable responder has executed a message.
@@ -426,8 +436,7 @@ impl Simulation {
                 abi::IBV_WC_SUCCESS
             };
         };
-        let message = &self.messages[id];
-        let shape = self.cost_table.get(message.cost_index);
+        let shape = self.cost_table.get(self.messages[id].cost_index);
         let (length, placed) = (
             shape.operation.payload_bytes,
             recv_buffer_bytes_filled(shape),
@@ -437,12 +446,12 @@ impl Simulation {
         if placed > recv.len {
             status = abi::IBV_WC_LOC_LEN_ERR;
         } else if placed > grh {
-            let region = self.mr(machine, recv.lkey);
-            let addr = recv.addr + u64::from(grh);
-            if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {
+            let to = (recv.lkey, recv.addr + u64::from(grh));
+            if !self.place_payload(id, machine, to, visible) {
                 status = abi::IBV_WC_LOC_PROT_ERR;
             }
         }
+        let message = &self.messages[id];
         let cqe = Cqe {
             visible_at: visible,
             wr_id: recv.wr_id,
@@ -467,181 +476,5 @@ impl Simulation {
             abi::IBV_WC_LOC_LEN_ERR => abi::IBV_WC_REM_INV_REQ_ERR,
             _ => abi::IBV_WC_REM_OP_ERR,
         }
-    }
-
-    /// Schedules the response to a READ or atomic for the time when its data is available. The DMA read has crossed the
-    /// link to the host at `requested`, behind the data of earlier WRITEs; its data the link to the device at `moved`.
-    pub(super) fn schedule_response(&mut self, id: u32, machine: u32, requested: Ps, moved: Ps) {
-        let lock_bits = self.nic_parameters.atomic_lock_bits;
-        let home = &mut self.machines[machine as usize];
-        let (hold, pcie) = (home.costs.atomic_lock_hold, home.costs.pcie_latency);
-        let message = &self.messages[id];
-        let (dest, addr) = (message.responder_qp, message.remote_addr);
-        let shape = self.cost_table.get(message.cost_index);
-        let mut leaves = if shape.operation.verb == Verb::RdmaRead {
-            moved.max(requested + 2 * pcie)
-        } else {
-            let locks = &mut home.atomic_locks;
-            if locks.is_empty() {
-                locks.resize(1 << lock_bits, SerialResource::default());
-            }
-            // The lock is held during the DMA read and the DMA write.
-            let slot = usize::try_from(addr & ((1 << lock_bits) - 1)).unwrap_or(0);
-            locks[slot].reserve_time(requested, hold).max(moved)
-        };
-        if let Some(target) = self.qp(dest) {
-            // A lock may be held for less than the latency of the link.
-            leaves = leaves.max(target.last_response_at);
-            leaves = leaves.max(target.last_delivery_visible_at);
-            target.last_response_at = leaves;
-        }
-        self.events
-            .push(leaves, SimulationEvent::SendResponse { message: id });
-    }
-
-    /// Sends a response or acknowledgement to the requester.
-    pub(crate) fn send_response(&mut self, id: u32) {
-        let message = &self.messages[id];
-        let (requester, responder) = (message.requester_qp, message.responder_qp);
-        let homes = self
-            .machine_of_qp(requester)
-            .zip(self.machine_of_qp(responder));
-        let now = self.now;
-        let Some((home, machine)) = homes else {
-            self.hold_unacknowledged(requester, id, now, None);
-            return;
-        };
-        let shape = self.cost_table.get(message.cost_index);
-        // An atomic that is sent again is not executed again.
-        let executed = shape.operation.verb.is_atomic() && !message.payload.bytes().is_empty();
-        if shape.has_response_data && !executed && message.status == SUCCESS_STATUS {
-            match self.execute_read_or_atomic(id, machine) {
-                Ok(answer) => self.messages[id].payload = answer,
-                Err(status) => {
-                    self.messages[id].status = abi_code_to_u8(status);
-                    self.fail_responder(responder, now);
-                }
-            }
-        }
-        let Some(Departure {
-            wire_time: wire,
-            delay,
-            loss,
-            ..
-        }) = self.decide_response_departure(id, now)
-        else {
-            return;
-        };
-        let nic_of = |machine: u32| self.machines[machine as usize].nic_index as usize;
-        let (to, from) = (nic_of(home), nic_of(machine));
-        // Messages between a host and its DPU do not use the network.
-        let came = if to != from || home == machine {
-            let out = self
-                .port_mut(responder, from)
-                .outgoing_link
-                .reserve_time(now, wire);
-            if let Some(loss) = loss {
-                let seen_at = loss.loss_detection_delay.map(|after| out - wire + after);
-                let retry = seen_at.map(|at| (at, RetryCause::MissingResponse));
-                if self.messages[id].status == abi_code_to_u8(abi::IBV_WC_RNR_RETRY_EXC_ERR) {
-                    self.hold_undelivered(requester, id, now, None);
-                } else {
-                    self.hold_unacknowledged(requester, id, now, retry);
-                }
-                return;
-            }
-            self.port_mut(requester, to)
-                .incoming_link
-                .reserve_time(out, wire)
-                + self.nic_parameters.network_latency
-                + delay
-        } else {
-            now
-        };
-        // Responses arrive in the order in which they left.
-        let came = match self.qp(requester) {
-            Some(qp) => {
-                qp.last_response_arrived_at = qp.last_response_arrived_at.max(came);
-                qp.last_response_arrived_at
-            }
-            None => came,
-        };
-        self.events
-            .push(came, SimulationEvent::ResponseArrived { message: id });
-    }
-
-    /// Returns the port of an existing queue pair on its NIC, which its request has used before.
-    fn port_mut(&mut self, index: u32, nic: usize) -> &mut NicPort {
-        let ports = &mut self.nics[nic].ports;
-        match self.qps.get_mut(index as usize) {
-            Some(Some(qp)) => ports.get_or_assign_sending_port(&mut qp.port),
-            _ => ports.get_or_assign_sending_port(&mut { QpPortIndex::UNASSIGNED }),
-        }
-    }
-
-    /// Returns the region that a READ or atomic accesses, or the status of its refusal.
-    fn region_of_read_or_atomic(&self, id: u32, machine: u32) -> Result<Option<&Mr>, u32> {
-        let message = &self.messages[id];
-        let operation = &self.cost_table.get(message.cost_index).operation;
-        let length = operation.payload_bytes as usize;
-        if length == 0 {
-            return Ok(None);
-        }
-        let target = self.qps.get(message.responder_qp as usize);
-        let target = target.and_then(Option::as_ref);
-        let qp_access = target.map_or(0, |target| target.qkey_or_access_flags.cast_signed());
-        let read = operation.verb == Verb::RdmaRead;
-        let wanted = if read {
-            abi::IBV_ACCESS_REMOTE_READ
-        } else {
-            abi::IBV_ACCESS_REMOTE_ATOMIC
-        };
-        let addr = message.remote_addr;
-        let region = self.mr(machine, message.qkey_or_rkey);
-        let region = region.filter(|mr| mr.permits(machine, qp_access, wanted, (addr, length)));
-        match region {
-            None => Err(abi::IBV_WC_REM_ACCESS_ERR),
-            Some(mr) if !read && mr.region.atomic_word_at(addr).is_none() => {
-                Err(abi::IBV_WC_REM_INV_REQ_ERR)
-            }
-            region => Ok(region),
-        }
-    }
-
-    /// Reads or changes the responder's memory; returns the old contents, or the status of a failure.
-    fn execute_read_or_atomic(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
-        // Earlier WRITEs must be visible first.
-        self.make_writes_visible(machine, self.now);
-        let operands = self
-            .messages
-            .read_or_atomic_fields(id)
-            .copied()
-            .unwrap_or_default();
-        let message = &self.messages[id];
-        let addr = message.remote_addr;
-        let operation = &self.cost_table.get(message.cost_index).operation;
-        let (verb, length) = (operation.verb, operation.payload_bytes as usize);
-        let Some(mr) = self.region_of_read_or_atomic(id, machine)? else {
-            return Ok(Payload::EMPTY);
-        };
-        if verb == Verb::RdmaRead {
-            return Payload::filled_by(length, |into| mr.region.read(addr, into))
-                .ok_or(abi::IBV_WC_REM_ACCESS_ERR);
-        }
-        let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
-        let word = mr.region.atomic_word_at(addr).ok_or(invalid)?;
-        let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
-        let (operand, swap) = (operands.compare_add, operands.swap);
-        let old = if verb == Verb::AtomicFetchAndAdd {
-            word.fetch_add(operand, order)
-        } else {
-            let swapped = word.compare_exchange(operand, swap, order, failed);
-            swapped.unwrap_or_else(|old| old)
-        };
-        Payload::filled_by(8, |into| {
-            into.copy_from_slice(&old.to_ne_bytes());
-            true
-        })
-        .ok_or(invalid)
     }
 }

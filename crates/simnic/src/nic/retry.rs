@@ -12,6 +12,7 @@ use crate::event_queue::Ps;
 use crate::message::{NO_REQUESTER, SUCCESS_STATUS, abi_code_to_u8};
 use crate::qp::PostedWqes;
 use crate::retransmission::{Retransmission, RetryCause, SequenceNumber, insert_in_order};
+use crate::serial_resource::PacketTimes;
 use crate::simulation::Simulation;
 
 /// Value of `rnr_retry` for unlimited retries, as stored in the attributes.
@@ -359,6 +360,7 @@ impl Simulation {
             Some(expected) if number.is_before(expected) => {
                 self.record_wasted_send(requester);
                 if has_data {
+                    let at = PacketTimes::all_at(at);
                     self.schedule_response(id, machine, at, at);
                 } else {
                     self.schedule_acknowledgement(id, at);

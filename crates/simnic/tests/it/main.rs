@@ -1,6 +1,7 @@
 //! Connected queue pairs of simulated NICs.
 
 mod exactly_once;
+mod long_messages;
 mod losses;
 mod refusals;
 mod retries;

@@ -168,7 +168,9 @@ fn a_responder_executes_nothing_after_a_request_that_it_refused() {
     }
 }
 
-/// A message of 1 MiB takes about 80 µs from the NIC to memory.
+/// The payload goes to memory while its packets arrive, so that only the last one's transfer is missing at the end.
+const LAST_PACKET_TO_MEMORY: Duration = Duration::from_nanos(250);
+
 #[test]
 fn a_message_that_is_longer_than_its_recv_is_not_transferred() {
     const BYTES: usize = 1 << 20;
@@ -195,7 +197,7 @@ fn a_message_that_is_longer_than_its_recv_is_not_transferred() {
         received_at.take()
     });
     assert!(
-        too_long + Duration::from_micros(50) < fits,
+        too_long + LAST_PACKET_TO_MEMORY < fits,
         "{too_long:?}, {fits:?}"
     );
 }
@@ -273,7 +275,7 @@ fn a_message_of_uc_that_is_longer_than_its_recv_fails_its_receiver() {
         panic!("two runs")
     };
     assert!(
-        too_long + Duration::from_micros(50) < fits,
+        too_long + LAST_PACKET_TO_MEMORY < fits,
         "{too_long:?}, {fits:?}"
     );
 }
