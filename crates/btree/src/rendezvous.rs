@@ -21,7 +21,7 @@ pub enum RendezvousProtocol {}
 impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "B-tree";
     const NAME: &'static str = "verbatim-btree";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     type ServerOffer = ServerOffer;
     type Hello = Hello;
     type Accepted = Accepted;
@@ -65,6 +65,8 @@ pub struct ServerOffer {
     pub max_window: usize,
     /// Number of workers: a client connects to all of them.
     pub workers: usize,
+    /// The server's place among those that share its keys.
+    pub place: ServerPlace,
     /// Number of trees.
     pub trees: usize,
     /// Bytes of a node.
@@ -84,6 +86,15 @@ pub struct ServerOffer {
     /// True if clients may lock and WRITE leaves.
     #[serde(rename = "writes")]
     pub allows_writes: bool,
+}
+
+/// The place of a server among those that share the keys of a tree.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerPlace {
+    /// Its number, from 0.
+    pub number: usize,
+    /// Number of the servers.
+    pub of: usize,
 }
 
 /// The client's message.

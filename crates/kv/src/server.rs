@@ -121,7 +121,7 @@ impl Service for KvService {
         config: ServerConfig,
         runtime: ServerEnvironment,
     ) -> Result<(Arc<Self>, Vec<UnstartedWorker>), ServerError> {
-        let port = config.nic.port_and_gid(context)?;
+        let port = service::ServerConfig::port_and_gid(&config, context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
         let (store, design) = create_store_and_design(&config, (&pd, port), &runtime)?;

@@ -113,9 +113,8 @@ impl Client {
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
         config.check().map_err(ConnectError::Config)?;
-        let port = config
-            .nic
-            .port_and_gid(context)
+        let port = target
+            .port_and_gid(&config.nic, context)
             .map_err(ConnectError::from)?;
         let pd = context.alloc_pd()?;
         let mut client = Self {

@@ -101,7 +101,7 @@ impl Service for Sequencer {
         let state = config.state_path.as_deref();
         let state = state.map(|path| StateFile::open(path, config.start));
         let mut state = state.transpose().map_err(ServerError::service_failed)?;
-        let port = config.nic.port_and_gid(context)?;
+        let port = service::ServerConfig::port_and_gid(&config, context)?;
         let (start, limit) = first_number_and_limit(&config, state.as_mut())?;
         let pd = context.alloc_pd()?;
         let end = config.design.end_of_numbers();

@@ -159,7 +159,10 @@ impl Service for Counter {
         config: Config,
         (): (),
     ) -> Result<(Arc<Self>, Vec<herd::Server>), ServerError> {
-        let (port, pd) = (config.nic.port_and_gid(context)?, context.alloc_pd()?);
+        let (port, pd) = (
+            service::ServerConfig::port_and_gid(&config, context)?,
+            context.alloc_pd()?,
+        );
         let doorbells = BatchPolicy {
             max_batch: 16,
             ..BatchPolicy::default()

@@ -6,9 +6,11 @@ use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use verbs::{Context, PortAndGidIndex};
+
 use crate::connector::LocalConnector;
 use crate::design::UnsupportedDesign;
-use crate::nic::OpenError;
+use crate::nic::{NicConfig, OpenError, source_ip_towards};
 use crate::protocol::{Protocol, check_server_offer};
 use crate::rendezvous::{Answer, ClientRefusal, Handshake, retry_until};
 
@@ -19,6 +21,25 @@ pub enum ServerLocation<P: Protocol> {
     Tcp(String),
     /// Server in this process.
     Local(LocalConnector<P>),
+}
+
+impl<P: Protocol> ServerLocation<P> {
+    /// Returns the port of the client's NIC, and the GID index: that of the address from which this host reaches the
+    /// server, unless the configuration has another one.
+    ///
+    /// # Errors
+    /// As [`NicConfig::port_and_gid`].
+    pub fn port_and_gid(
+        &self,
+        nic: &NicConfig,
+        context: &Context,
+    ) -> Result<PortAndGidIndex, OpenError> {
+        let address = match self {
+            Self::Tcp(server) => source_ip_towards(server),
+            Self::Local(_) => None,
+        };
+        nic.port_and_gid(context, address)
+    }
 }
 
 /// A session at a server; dropping it ends the session.

@@ -2,10 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use verbs::Capabilities;
+use verbs::{Capabilities, Context, PortAndGidIndex};
 
 use crate::design::UnsupportedDesign;
-use crate::nic::NicConfig;
+use crate::nic::{NicConfig, OpenError, listen_ip};
 
 /// The part of a server's configuration that every service has.
 pub trait ServerConfig {
@@ -26,6 +26,16 @@ pub trait ServerConfig {
 
     /// Returns the configuration of the NIC.
     fn nic(&self) -> &NicConfig;
+
+    /// Returns the port of the server's NIC, and the GID index: that of the address on which the server listens, unless
+    /// the configuration has another one.
+    ///
+    /// # Errors
+    /// As [`NicConfig::port_and_gid`].
+    fn port_and_gid(&self, context: &Context) -> Result<PortAndGidIndex, OpenError> {
+        let address = listen_ip(self.listen_address());
+        self.nic().port_and_gid(context, address)
+    }
 
     /// Returns the largest window that a client may request.
     fn max_window(&self) -> usize;

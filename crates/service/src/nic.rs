@@ -1,5 +1,7 @@
 //! The NIC of a server or client.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
 use serde::{Deserialize, Serialize};
 use verbs::{Context, LinkLayer, PortAndGidIndex, PortState, Provider};
 
@@ -35,11 +37,16 @@ impl NicConfig {
         Ok(provider.device(self.device.as_deref())?.open()?)
     }
 
-    /// Returns the port, and the GID index to use on it.
+    /// Returns the port, and the GID index to use on it: the configured one, else that of `address`, by which peers know
+    /// this host, else the device's default.
     ///
     /// # Errors
     /// When the port or the selected GID index is unusable, with the reason.
-    pub fn port_and_gid(&self, context: &Context) -> Result<PortAndGidIndex, OpenError> {
+    pub fn port_and_gid(
+        &self,
+        context: &Context,
+        address: Option<IpAddr>,
+    ) -> Result<PortAndGidIndex, OpenError> {
         let (name, port_num) = (context.device_name(), self.port_num);
         let no = |text: String| Err(OpenError::Port(text));
         let ports = context.query_device()?.phys_port_cnt;
@@ -60,7 +67,14 @@ impl NicConfig {
             ));
         }
         let Some(gid_index) = self.gid_index else {
-            let gid_index = context.default_gid_index(port_num)?;
+            let of_address = match address {
+                Some(ip) => context.gid_index_of_address(port_num, ip)?,
+                None => None,
+            };
+            let gid_index = match of_address {
+                Some(index) => index,
+                None => context.default_gid_index(port_num)?,
+            };
             return Ok(PortAndGidIndex {
                 port_num,
                 gid_index,
@@ -79,6 +93,24 @@ impl NicConfig {
             gid_index,
         })
     }
+}
+
+/// Returns the address of a server that listens at `listen` (`HOST:PORT`); `None` if that is any address of the host.
+pub(crate) fn listen_ip(listen: &str) -> Option<IpAddr> {
+    let ip = listen.to_socket_addrs().ok()?.next()?.ip();
+    (!ip.is_unspecified()).then_some(ip)
+}
+
+/// Returns the address of this host from which packets go to `server` (`HOST:PORT`). Sends none.
+pub(crate) fn source_ip_towards(server: &str) -> Option<IpAddr> {
+    let server = server.to_socket_addrs().ok()?.next()?;
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let probe = UdpSocket::bind((any, 0)).ok()?;
+    probe.connect(server).ok()?;
+    Some(probe.local_addr().ok()?.ip())
 }
 
 /// Error of a NIC that cannot be used.

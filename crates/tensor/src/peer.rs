@@ -156,7 +156,7 @@ impl Peer {
         });
         let base = Arc::new(PeerState {
             resources: NicResources {
-                port: config.nic.port_and_gid(&context)?,
+                port: config.nic.port_and_gid(&context, None)?,
                 context: context.clone(),
                 pd,
                 channel: channel.clone(),

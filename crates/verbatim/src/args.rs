@@ -525,7 +525,9 @@ pub(crate) fn parse_decimal_or_hex_u64(text: &str) -> Result<u64, String> {
 pub(crate) fn check_host_and_port(text: &str) -> Result<String, String> {
     let parts = text.rsplit_once(':');
     match parts.map(|(host, port)| (host, port.parse::<u16>())) {
-        Some((host, Ok(_))) if !host.is_empty() && !host.contains(char::is_whitespace) => {
+        Some((host, Ok(_)))
+            if !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c == ',') =>
+        {
             Ok(text.to_owned())
         }
         _ => Err(

@@ -26,7 +26,7 @@ impl OpenNic {
             gid_index: port.gid_index,
         };
         let context = device.open()?;
-        config.port_and_gid(&context)?;
+        config.port_and_gid(&context, None)?;
         Ok(OpenNic { config, context })
     }
 }

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
 use verbs_abi as abi;
@@ -208,19 +209,48 @@ impl Context {
     /// # Errors
     /// As [`query_port`](Self::query_port).
     pub fn default_gid_index(&self, port_num: u8) -> Result<u8, QueryError> {
+        let best = self.best_gid_index(port_num, |_| true)?;
+        Ok(best.unwrap_or(0))
+    }
+
+    /// Returns the GID index of an IP address on a port; `None` if the port does not have it, and on InfiniBand.
+    ///
+    /// Of several entries (RoCE v1 and v2) it is the best one by the criteria of
+    /// [`default_gid_index`](Self::default_gid_index).
+    ///
+    /// # Errors
+    /// As [`query_port`](Self::query_port).
+    pub fn gid_index_of_address(
+        &self,
+        port_num: u8,
+        address: IpAddr,
+    ) -> Result<Option<u8>, QueryError> {
+        let octets = match address {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        self.best_gid_index(port_num, |gid| gid.0 == octets)
+    }
+
+    /// Returns the index of the best GID of an Ethernet port among those for which `is_wanted` returns true.
+    fn best_gid_index(
+        &self,
+        port_num: u8,
+        is_wanted: impl Fn(Gid) -> bool,
+    ) -> Result<Option<u8>, QueryError> {
         let port = self.query_port(port_num)?;
         if port.link_layer != LinkLayer::Ethernet {
-            return Ok(0);
+            return Ok(None);
         }
-        let mut best = (0u8, 0u8);
+        let mut best = (0u8, None);
         // The `sgid_index` of an address vector has eight bits.
         for index in 0..=u8::try_from(port.gid_tbl_len.saturating_sub(1)).unwrap_or(u8::MAX) {
             let Ok(gid) = self.gid(port_num, index.into()) else {
                 continue;
             };
             let rank = gid_rank(gid, self.gid_type(port_num, index.into()));
-            if rank > best.0 {
-                best = (rank, index);
+            if rank > best.0 && is_wanted(gid) {
+                best = (rank, Some(index));
             }
         }
         Ok(best.1)

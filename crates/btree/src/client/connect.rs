@@ -13,7 +13,7 @@ use super::walker::WalkingClient;
 use crate::config::{AccessDesign, ClientConfig, check_string_sizes};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
-use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, ServerOffer};
+use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, ServerOffer, ServerPlace};
 use crate::wire;
 
 /// Opens successive sessions at one server.
@@ -34,6 +34,7 @@ pub(super) struct OpenSession<T: KeyOrValue> {
     pub(super) walker: Option<WalkingClient<T>>,
     pub(super) connection: ClientSession,
     pub(super) server_incarnation: u64,
+    pub(super) server_place: ServerPlace,
     pub(super) tree_count: usize,
     pub(super) key_and_value_limits: T::Sizes,
 }
@@ -46,6 +47,7 @@ struct PreparedSession<T: KeyOrValue> {
     recv_depth: u32,
     max_answer_bytes: usize,
     server_incarnation: u64,
+    server_place: ServerPlace,
     tree_count: usize,
     sizes: T::Sizes,
 }
@@ -60,9 +62,8 @@ impl SessionOpener {
         let device = context.capabilities()?;
         config.access.check(device).map_err(ConnectError::from)?;
         Ok(Self {
-            port: config
-                .nic
-                .port_and_gid(context)
+            port: target
+                .port_and_gid(&config.nic, context)
                 .map_err(ConnectError::from)?,
             pd: context.alloc_pd()?,
             context: context.clone(),
@@ -93,8 +94,9 @@ impl SessionOpener {
             .server_location
             .open_session(window, patience, |offer| self.prepare_hello::<T>(offer));
         let (mut prepared, accepted, connection) = opened?;
-        let (server, trees, sizes) = (
+        let (server, place, trees, sizes) = (
             prepared.server_incarnation,
+            prepared.server_place,
             prepared.tree_count,
             prepared.sizes,
         );
@@ -118,6 +120,7 @@ impl SessionOpener {
             lanes: self.connect_lanes(prepared, &accepted)?,
             connection,
             server_incarnation: server,
+            server_place: place,
             tree_count: trees,
             key_and_value_limits: sizes,
         })
@@ -185,6 +188,7 @@ impl SessionOpener {
             recv_depth: port.recv_depth,
             max_answer_bytes: port.max_recv_payload_bytes,
             server_incarnation: offer.incarnation,
+            server_place: offer.place,
             tree_count: offer.trees,
             sizes,
         };

@@ -3,7 +3,7 @@
 use service::{ClientRefusal, ConnectError};
 
 use crate::key_or_value::{StringSizes, TooLongError};
-use crate::rendezvous::RendezvousProtocol;
+use crate::rendezvous::{RendezvousProtocol, ServerPlace};
 
 /// The reason why a client cannot connect, or why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,20 @@ pub enum ClientError {
         first_key: String,
         /// The number of the server.
         server: u16,
+    },
+    /// The servers that a client was given are not those that share the keys, or are in another order.
+    #[error(
+        "{server} is part {} of {} of its tree and was named as part {} of {}: name all servers that share the keys, in the order \
+         of their parts (HOST:PORT,HOST:PORT,…)",
+        .place.number, .place.of, .expected.number, .expected.of
+    )]
+    OtherServerPlace {
+        /// The server.
+        server: String,
+        /// Its place by its own configuration.
+        place: ServerPlace,
+        /// Its place among the servers that the client was given.
+        expected: ServerPlace,
     },
     /// The server's keys and values are of the other type: byte strings with these sizes, or numbers.
     #[error("{}", other_key_type_message(*.0))]

@@ -18,7 +18,7 @@ use super::walker::{WalkOutcome, WalkingClient};
 use crate::config::ClientConfig;
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
-use crate::rendezvous::RendezvousProtocol;
+use crate::rendezvous::{RendezvousProtocol, ServerPlace};
 use crate::wire::{self, Operation, Status};
 
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
@@ -48,6 +48,7 @@ pub struct PipelinedClient<T: KeyOrValue = u64> {
     opener: SessionOpener,
     /// The identity of the server.
     server_incarnation: u64,
+    server_place: ServerPlace,
     tree_count: usize,
     /// The server's limits of keys and values.
     key_and_value_limits: T::Sizes,
@@ -110,6 +111,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
         let window = u32::try_from(opener.config.window).unwrap_or(1);
         let mut pipeline = Self {
             server_incarnation: 0,
+            server_place: ServerPlace::default(),
             tree_count: 0,
             key_and_value_limits: T::Sizes::default(),
             lanes: Vec::new(),
@@ -172,6 +174,22 @@ impl<T: KeyOrValue> PipelinedClient<T> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that the server is number `number` of `of` servers that share the keys.
+    ///
+    /// # Errors
+    /// [`ClientError::OtherServerPlace`].
+    pub fn check_server_place(&self, number: usize, of: usize) -> Result<(), ClientError> {
+        let expected = ServerPlace { number, of };
+        if self.server_place == expected {
+            return Ok(());
+        }
+        Err(ClientError::OtherServerPlace {
+            server: self.opener.config.server.clone(),
+            place: self.server_place,
+            expected,
+        })
     }
 
     /// Returns the number of doorbells for requests.
@@ -515,6 +533,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
             walker,
             connection,
             server_incarnation: server,
+            server_place: place,
             tree_count: trees,
             key_and_value_limits: sizes,
         } = self.opener.open_until(until)?;
@@ -525,6 +544,7 @@ impl<T: KeyOrValue> PipelinedClient<T> {
         }
         (self.lanes, self.walker, self.connection) = (lanes, walker, Some(connection));
         (self.tree_count, self.key_and_value_limits) = (trees, sizes);
+        self.server_place = place;
         // A restarted server knows no earlier changes, so the numbers can continue there too.
         self.server_incarnation = server;
         for (lane, seq) in self.lanes.iter_mut().zip(before) {

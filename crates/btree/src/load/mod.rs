@@ -204,6 +204,9 @@ pub struct LoadReport {
     /// Changes that were refused because the store was full.
     #[serde(rename = "full")]
     pub changes_refused_as_full: u64,
+    /// Answers that another server has the key, which the client was not told of.
+    #[serde(rename = "moved")]
+    pub answers_about_other_servers: u64,
     /// Requests without an answer.
     #[serde(rename = "lost")]
     pub unanswered_requests: u64,

@@ -189,7 +189,7 @@ pub fn put_stable_keys(
         }
         run.poll_and_check_answers_returning_last_time(requests)?;
     }
-    Ok(run.into_report(requests, started))
+    Ok(run.into_report(requests, started, time::now()))
 }
 
 /// Runs a load. `seed` must differ between clients: `seed` modulo [`MAX_OWN_KEY_CLIENTS`] selects the client's own
@@ -229,8 +229,9 @@ pub fn run(
             && requests.outstanding() == 0
             && run.keys_awaiting_update.is_empty()
         {
+            let ended = time::now();
             run.delete_own_keys(requests)?;
-            return Ok(run.into_report(requests, started));
+            return Ok(run.into_report(requests, started, ended));
         }
     }
 }
@@ -359,9 +360,11 @@ impl<'w> LoadRun<'w> {
         Ok(begun)
     }
 
-    /// Deletes the own keys that are present, so that the next load finds the same tree.
+    /// Deletes the own keys that are present, so that the next load finds the same tree. The answers are checked, and are
+    /// no part of the load.
     fn delete_own_keys(&mut self, requests: &mut impl ExecuteRequests) -> Result<(), ClientError> {
-        let operations = self.report.operations;
+        let (operations, changes) = (self.report.operations, self.report.changes);
+        let latency_ns = self.latency_ns.clone();
         let mut i = 0;
         while i < self.own_keys.len() || requests.outstanding() > 0 {
             while i < self.own_keys.len()
@@ -372,7 +375,8 @@ impl<'w> LoadRun<'w> {
             }
             self.poll_and_check_answers_returning_last_time(requests)?;
         }
-        self.report.operations = operations;
+        (self.report.operations, self.report.changes) = (operations, changes);
+        self.latency_ns = latency_ns;
         Ok(())
     }
 
@@ -414,8 +418,13 @@ impl<'w> LoadRun<'w> {
         Ok(seen)
     }
 
-    fn into_report(mut self, requests: &impl ExecuteRequests, started: Instant) -> LoadReport {
-        let seconds = time::now().duration_since(started).as_secs_f64();
+    fn into_report(
+        mut self,
+        requests: &impl ExecuteRequests,
+        started: Instant,
+        ended: Instant,
+    ) -> LoadReport {
+        let seconds = ended.duration_since(started).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
         (self.report.seconds, self.report.operations_per_s) = (seconds, rate);
@@ -494,6 +503,7 @@ fn check_answer(
         }
         (_, Answer::StoreFull) => report.changes_refused_as_full += 1,
         (_, Answer::NoAnswerInTime) => report.unanswered_requests += 1,
+        (_, Answer::Moved(_)) => report.answers_about_other_servers += 1,
         // The answer is of another kind than the request.
         _ => report.wrong_values += 1,
     }

@@ -26,7 +26,7 @@ use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
 use crate::rendezvous::{
     Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, RendezvousProtocol,
-    ServerOffer,
+    ServerOffer, ServerPlace,
 };
 use crate::report::ServerStats;
 use crate::tree::{RangeOwner, Refusal, Store, redo};
@@ -138,7 +138,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         config: ServerConfig<T>,
         runtime: ServerEnvironment,
     ) -> Result<(Arc<Self>, Vec<UnstartedWorker<T>>), ServerError> {
-        let port = config.nic.port_and_gid(context)?;
+        let port = service::ServerConfig::port_and_gid(&config, context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
         check_messages_fit(mtu, config.key_and_value_limits)?;
@@ -231,6 +231,10 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             incarnation: self.incarnation,
             max_window: self.config.max_window,
             workers: self.workers.len(),
+            place: ServerPlace {
+                number: self.config.server_number.into(),
+                of: 1 + self.config.splits.len(),
+            },
             trees: self.config.trees,
             node_bytes: self.config.node_bytes,
             string_limits: self.config.key_and_value_limits.of_strings(),

@@ -64,9 +64,8 @@ impl SessionOpener {
             .check_values_in_range()
             .map_err(ConnectError::Config)?;
         Ok(Self {
-            port: config
-                .nic
-                .port_and_gid(context)
+            port: target
+                .port_and_gid(&config.nic, context)
                 .map_err(ConnectError::from)?,
             pd: context.alloc_pd()?,
             context: context.clone(),

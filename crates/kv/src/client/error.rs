@@ -20,7 +20,8 @@ pub enum ClientError {
     Rpc(#[from] rpc::RpcError),
     /// The key or the value is too long.
     #[error(
-        "keys have at most {} bytes, values {}, less where the server has little memory",
+        "keys have at most {} bytes and values {}; designs with records allow the server's --key-size and --value-size, and a \
+         server with little memory allows less",
         crate::store::MAX_KEY_BYTES,
         crate::store::MAX_VALUE_BYTES
     )]

@@ -4,6 +4,7 @@
 #[path = "../../../verbs/tests/limited/mod.rs"]
 mod providers;
 
+use std::net::Ipv6Addr;
 use std::path::Path;
 
 use sequencer::{
@@ -138,11 +139,20 @@ fn ports_and_gids_that_are_not_there_are_refused_by_name() {
         gid_index,
         ..NicConfig::default()
     };
-    let chosen = port(1, None).port_and_gid(&context).expect("port 1");
+    let chosen = port(1, None).port_and_gid(&context, None).expect("port 1");
     assert_eq!(chosen.gid_index, context.default_gid_index(1).expect("one"));
+    for index in 0..context.query_port(1).expect("port 1").gid_tbl_len {
+        let gid = context.gid(1, index).expect("an entry");
+        let address = Ipv6Addr::from(gid.0).to_canonical();
+        let chosen = port(1, None).port_and_gid(&context, Some(address));
+        let chosen = chosen.expect("port 1").gid_index;
+        assert_eq!(context.gid(1, chosen.into()).expect("an entry"), gid);
+    }
+    let elsewhere = port(1, None).port_and_gid(&context, Some([192, 0, 2, 1].into()));
+    assert_eq!(elsewhere.expect("port 1"), chosen);
     assert_eq!(
         port(1, Some(0))
-            .port_and_gid(&context)
+            .port_and_gid(&context, None)
             .expect("GID 0")
             .gid_index,
         0
@@ -162,7 +172,7 @@ fn ports_and_gids_that_are_not_there_are_refused_by_name() {
         ),
     ] {
         let error = config
-            .port_and_gid(&context)
+            .port_and_gid(&context, None)
             .expect_err("refused")
             .to_string();
         assert!(error.starts_with(text), "{error}");

@@ -27,7 +27,7 @@ impl Connection {
         let pd = context.alloc_pd().expect("a PD");
         let resources = NicResources {
             port: service::NicConfig::default()
-                .port_and_gid(&context)
+                .port_and_gid(&context, None)
                 .expect("a port"),
             channel: context.create_comp_channel().expect("a channel"),
             context,

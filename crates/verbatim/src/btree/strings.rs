@@ -89,13 +89,17 @@ pub(super) fn connect_by_key_type<N, S>(
     }
 }
 
-/// Connects to each server; all must have the same limits of keys and values.
+/// Connects to each server. They must be all that share the keys, in the order of their parts, and have the same limits of
+/// keys and values.
 pub(super) fn connect_all<T: KeyOrValue>(
     context: &Context,
     servers: &[ClientConfig],
 ) -> Result<Vec<PipelinedClient<T>>, ClientError> {
     let connect = |config: &ClientConfig| PipelinedClient::connect_on(context, config.clone());
     let clients = servers.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+    for (number, client) in clients.iter().enumerate() {
+        client.check_server_place(number, clients.len())?;
+    }
     if let Some((first, others)) = clients.split_first() {
         for other in others {
             other.check_key_and_value_limits(first.key_and_value_limits())?;

@@ -234,6 +234,12 @@ fn ranges_of_byte_strings_move_under_load() {
     assert!(moved.count() > 0, "{lines:?}");
     let report = report(&load.wait_with_output().expect("it ends"), 0);
     assert_eq!(report["lost"], 0, "{report}");
+    for named in [format!("{},{}", ports[1], ports[0]), ports[0].clone()] {
+        let refused = run(&["load", &named, "--keys", "4000"]);
+        let message = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(code(&refused), Some(2), "{message}");
+        assert!(message.contains("in the order of their parts"), "{message}");
+    }
     for server in servers {
         server.stop();
     }
