@@ -1,6 +1,7 @@
 //! Checks of recorded histories. Concurrent clients, some of them killed or stopped, record a history, which is then
 //! judged for linearizability.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::CommandOutcome;
 use crate::args;
 use crate::children::start_on_cores;
 use crate::output::{self, print_line, print_typed_json};
+use crate::steps::{InterruptibleLoad, is_interrupted};
 use crate::stop::stop_request_channel;
 
 /// Arguments of a check.
@@ -165,7 +167,7 @@ impl CheckArgs {
         print_results(self.json, &[checked]).map(Some)
     }
 
-    /// Checks the subjects one after the other.
+    /// Checks the subjects one after the other. SIGINT ends the load, and what was recorded is judged.
     pub(crate) fn check_subjects<S: CheckedSystem>(
         &self,
         subjects: &[S],
@@ -180,11 +182,21 @@ impl CheckArgs {
             }
         };
         let mut all = Vec::new();
+        let load = InterruptibleLoad::start()?;
         for subject in subjects {
+            if is_interrupted() {
+                break;
+            }
             let folder = folder.join(subject.name());
             std::fs::create_dir_all(&folder)?;
-            all.push(run_and_check_system(self, subject, &folder).with_context(|| subject.name())?);
+            match run_and_check_system(self, subject, &folder) {
+                Ok(checked) => all.push(checked),
+                // The terminal sends the signal to the server and to the clients, too.
+                Err(error) if is_interrupted() => tracing::info!("the check failed: {error:#}"),
+                Err(error) => return Err(error.context(subject.name())),
+            }
         }
+        load.finish();
         print_results(self.json, &all)
     }
 }
@@ -277,7 +289,10 @@ impl<S: CheckedSystem> ClientsOfCheck<'_, S> {
     /// Waits until the clients have recorded this number of operations, for [`OPERATIONS_TIMEOUT`] at most.
     fn wait_for_operations(&mut self, wanted: u64) -> Result<()> {
         let deadline = Instant::now() + OPERATIONS_TIMEOUT;
-        while recorded_operation_count(self.history_folder)? < wanted && Instant::now() < deadline {
+        while recorded_operation_count(self.history_folder)? < wanted
+            && Instant::now() < deadline
+            && !is_interrupted()
+        {
             self.running_processes
                 .iter_mut()
                 .try_for_each(check_still_runs)?;
@@ -297,7 +312,9 @@ impl<S: CheckedSystem> ClientsOfCheck<'_, S> {
             .arg(self.history_folder)
             .arg(self.next_client_number.to_string())
             .args(["--seed", &seed.to_string()])
-            .stdin(Stdio::piped());
+            .stdin(Stdio::piped())
+            // SIGINT of a terminal is for this process, which then judges what the clients have recorded.
+            .process_group(0);
         self.next_client_number += 1;
         let child = command.spawn().context("cannot start a client")?;
         Ok(KillOnDrop(child))
@@ -399,8 +416,8 @@ fn inject_and_count_kills_and_pauses<S: CheckedSystem>(
     let mut stop_at = next(&mut random, args.stop_every);
     loop {
         let at = kill_at.min(stop_at);
-        std::thread::sleep(at.saturating_duration_since(Instant::now()));
-        if at >= end {
+        sleep_until_or_interrupted(at);
+        if at >= end || is_interrupted() {
             return Ok((kills, stops));
         }
         let chosen = random.next_below(args.clients as u64 + 1);
@@ -424,6 +441,18 @@ fn inject_and_count_kills_and_pauses<S: CheckedSystem>(
             stops += 1;
             stop_at = next(&mut random, args.stop_every);
         }
+    }
+}
+
+/// Sleeps until a time, or until SIGINT.
+fn sleep_until_or_interrupted(until: Instant) {
+    const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+    while !is_interrupted() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(SIGNAL_CHECK_INTERVAL));
     }
 }
 

@@ -176,6 +176,32 @@ fn a_sweep_leaves_its_files() {
     assert!(picture.contains("interrupted: "), "{picture}");
 }
 
+#[test]
+fn a_check_judges_what_was_recorded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let history = folder.path().join("history");
+    let keep = history.to_str().expect("text");
+    let check = ["kv", "check", "--design", "herd", "--duration", "200s"];
+    let running = Running::start(&[&check[..], &["--keep", keep, "--json"]].concat());
+    let recorded_bytes = || -> u64 {
+        let Ok(files) = std::fs::read_dir(history.join("herd")) else {
+            return 0;
+        };
+        let sizes = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len()));
+        sizes.sum()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while recorded_bytes() < 100_000 {
+        assert!(Instant::now() < deadline, "no history");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    running.interrupt();
+    let (status, text) = running.end(|_| {});
+    assert_eq!(status.code(), Some(130), "{text}");
+    assert!(text.contains("\"type\":\"checked\""), "{text}");
+    assert!(text.contains("\"type\":\"interrupted\""), "{text}");
+}
+
 /// The children of these commands are not in the process group that SIGINT reaches, so that the
 /// current step completes.
 #[test]
