@@ -139,6 +139,13 @@ impl Endpoint {
         &self.socket_open_errors
     }
 
+    /// Returns the reason why an address of the configuration could not be opened.
+    #[must_use]
+    pub fn socket_open_error_of(&self, address: IpAddr) -> Option<&LinkError> {
+        let mut errors = self.socket_open_errors.iter();
+        errors.find(|error| error.address() == Some(address))
+    }
+
     /// Returns the addresses that were opened.
     pub fn opened_addresses(&self) -> impl Iterator<Item = LocalAddress> {
         self.sockets.iter().map(|socket| socket.address)

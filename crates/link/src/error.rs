@@ -69,6 +69,17 @@ pub enum LinkError {
 }
 
 impl LinkError {
+    /// Returns the address whose socket cannot be opened, if the reason concerns one.
+    #[must_use]
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::PortInUse { address, .. }
+            | Self::NoSuchAddress { address }
+            | Self::SocketCallFailed { address, .. } => Some(*address),
+            _ => None,
+        }
+    }
+
     /// Returns the errno for C callers.
     #[must_use]
     pub fn errno(&self) -> i32 {

@@ -11,9 +11,9 @@ use super::grh::{datagram_grh, gid_of_ip, mapped_ipv4};
 use super::interfaces::{ADDRESS_VAR, is_link_local};
 use super::port::{OtherPort, Port};
 
-/// Time for which the kernel resolves an address of RoCE: 1000 ms in `rdma_addr_find_l2_eth_by_grh`
-/// (`linux:drivers/infiniband/core/addr.c`).
-const DISCOVERY_TIME: Duration = Duration::from_secs(1);
+/// Time of neighbour discovery: three solicitations, one a second (`MAX_MULTICAST_SOLICIT` and `RETRANS_TIMER` of RFC
+/// 4861, 10). A neighbour whose address is new answers the third at the latest.
+const DISCOVERY_TIME: Duration = Duration::from_secs(3);
 
 /// Returns the IP address that a GID stands for.
 fn ip_of_gid(gid: [u8; 16]) -> IpAddr {

@@ -275,7 +275,7 @@ impl Port {
     ///
     /// # Errors
     /// - `EINVAL`: source and destination are of different address families.
-    /// - `ETIMEDOUT`: a link-local GID that neither this host has nor, after a second of neighbour discovery, another
+    /// - `ETIMEDOUT`: a link-local GID that neither this host has nor, after the time of neighbour discovery, another
     ///   one on the link of the source.
     ///
     /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in

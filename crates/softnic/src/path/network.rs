@@ -287,6 +287,16 @@ impl PacketPath {
         Ok(())
     }
 
+    /// Returns the reason why packets of `flow` cannot be sent, and its errno: the socket of its source could not be
+    /// opened.
+    pub(crate) fn source_socket_error(&self, flow: &PacketFlow) -> Option<(String, i32)> {
+        let endpoint = self.lock_endpoint();
+        let error = endpoint
+            .as_ref()?
+            .socket_open_error_of(flow.addresses.src())?;
+        Some((error.to_string(), error.errno()))
+    }
+
     /// Returns the largest path MTU, in bytes, of packets of `flow`.
     pub(crate) fn largest_path_mtu_bytes(&self, flow: &PacketFlow) -> u32 {
         let endpoint = self.lock_endpoint();

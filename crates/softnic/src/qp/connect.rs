@@ -70,10 +70,10 @@ impl Qp {
             return Ok(());
         };
         self.refuse_unless_packets_carry()?;
-        self.nic.open_network().inspect_err(|_| {
-            let why = lock(&LAST_MODIFY_ERROR).clone().unwrap_or_default();
+        self.open_network_at_source(&flow).map_err(|(why, errno)| {
             tracing::error!("queue pair {:#x} cannot reach its peer: {why}", self.qpn);
             crate::why::record_refusal_reason(|| why);
+            errno
         })?;
         crate::path::note_packets_in_use();
         let mtu_bytes = self.flow_mtu_bytes(&flow, new_attr.path_mtu);
@@ -103,6 +103,21 @@ impl Qp {
         self.path_in_shared_state
             .store(QP_CONNECTED_BY_PACKETS, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Opens the sockets for packets, unless they are open.
+    ///
+    /// # Errors
+    /// The reason and the errno: no address has a socket, or the source of `flow` has none.
+    fn open_network_at_source(&self, flow: &PacketFlow) -> Result<(), (String, i32)> {
+        if let Err(errno) = self.nic.open_network() {
+            let why = lock(&LAST_MODIFY_ERROR).clone().unwrap_or_default();
+            return Err((why, errno));
+        }
+        match self.nic.packet_path.source_socket_error(flow) {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
     }
 
     /// Refuses a queue pair whose messages packets do not carry.

@@ -4,6 +4,7 @@ use nic_core::qp_state::ack_timeout_ns;
 use nic_core::retry_timeouts::{live_peer_timeout_ns, total_response_wait_ns};
 
 use super::*;
+use roce::psn::Psn;
 use shm::fabric::layout::QP_CONNECTED_BY_PACKETS;
 
 /// Largest payload, in bytes, that connected transports copy into the record. The receiver copies a longer payload
@@ -217,7 +218,6 @@ pub(super) fn why_peer_is_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
             if let Some((sq_psn, rq_psn)) = psns {
                 FailureCause::OtherPsn {
                     qpn,
-                    pid,
                     sq_psn,
                     rq_psn,
                 }
@@ -236,10 +236,18 @@ pub(super) fn why_peer_is_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
     }
 }
 
-/// Returns the reason why no packet of the peer has acknowledged a request.
+/// Returns the reason why no packet of the peer has acknowledged a request. `asked_for`: the PSN that the peer asked for,
+/// if that was never sent.
 #[cold]
-pub(super) fn why_no_packet_answers(qp: &Qp) -> FailureCause {
+pub(super) fn why_no_packet_answers(qp: &Qp, asked_for: Option<Psn>) -> FailureCause {
     let qpn = qp.shared_state().dest_qpn.load(Ordering::Relaxed);
+    if let Some(psn) = asked_for {
+        return FailureCause::OtherPsn {
+            qpn,
+            sq_psn: qp.shared_state().sq_psn.load(Ordering::Relaxed),
+            rq_psn: psn.get(),
+        };
+    }
     let of_fabric = qp.nic.fabric.peer(qpn as usize >> QP_INDEX_BITS);
     match of_fabric {
         Some(peer)

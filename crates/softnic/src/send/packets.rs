@@ -11,6 +11,7 @@ use roce::uc;
 
 use crate::multicast::MULTICAST_QPN;
 use crate::path::{Counter, DEFAULT_PKEY, DropReason, PacketArrival};
+use crate::why::MemorySide;
 use link::PacketFlow;
 
 /// Payloads of at most this many bytes are copied when they are posted. Most of them are sent at once, and looking up
@@ -288,6 +289,9 @@ fn operation_and_memory(
         RequestOperation::Send { .. } | RequestOperation::Write { .. }
     );
     if needs_resources && qp.max_rd_atomic.load(Ordering::Relaxed) == 0 {
+        why::note_cause(FailureCause::NoReadOrAtomicResources {
+            side: MemorySide::Local,
+        });
         return Err(IBV_WC_LOC_QP_OP_ERR);
     }
     let memory = match operation {
@@ -296,6 +300,7 @@ fn operation_and_memory(
         | RequestOperation::AtomicWrite { .. }
             if len != 8 =>
         {
+            why::note_cause(FailureCause::WrongOperandLength(len as u64));
             return Err(IBV_WC_LOC_LEN_ERR);
         }
         // Result buffers are checked when the result arrives.
@@ -528,18 +533,25 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
     };
     wire.drop_memory_of_done_requests();
     let done = wire.done_request_count();
-    let failure = match &wire.state_machine {
-        RequesterMachine::Rc(requester) => requester.failure(),
-        RequesterMachine::Uc(sender) => sender.failure(),
+    let (failure, asked_for) = match &wire.state_machine {
+        RequesterMachine::Rc(requester) => {
+            (requester.failure(), requester.never_sent_psn_asked_for())
+        }
+        RequesterMachine::Uc(sender) => (sender.failure(), None),
     };
     move_consumed_to_finished_or_fail(qp, sq, done);
     if sq.pending_wqes.is_empty() {
         return false;
     }
     if let Some(failure) = failure {
-        // The responder's cause is not known here: a NAK has no room for it.
-        let cause =
-            matches!(failure, RequestFailure::RetryExceeded).then(|| why_no_packet_answers(qp));
+        let cause = match failure {
+            RequestFailure::RetryExceeded => Some(why_no_packet_answers(qp, asked_for)),
+            // A NAK has no room for the cause that the responder knows.
+            RequestFailure::RemoteInvalidRequest
+            | RequestFailure::RemoteAccess
+            | RequestFailure::RemoteOperational => Some(FailureCause::RefusedByNak),
+            _ => None,
+        };
         fail_qp_for_oldest_wr(qp, sq, wc_status_of_failure(failure), cause);
         return false;
     }

@@ -59,14 +59,11 @@ pub(crate) enum FailureCause {
         peer_sends_packets: bool,
     },
     /// The peer's queue pair expects another first packet sequence number than this one sends.
-    OtherPsn {
-        qpn: u32,
-        pid: u64,
-        sq_psn: u32,
-        rq_psn: u32,
-    },
+    OtherPsn { qpn: u32, sq_psn: u32, rq_psn: u32 },
     /// No packet of the peer has acknowledged the request.
     NoAcknowledgement,
+    /// The peer refused the request by a packet (NAK), which has no room for the cause.
+    RefusedByNak,
     /// The receiver had no receive WR until the retries were used up.
     NoReceiveWr,
     /// The responder refused the request, for the cause with this code.
@@ -192,6 +189,7 @@ impl FailureCause {
             Self::NoReceiveWr => 0x25,
             Self::OtherPath { .. } => 0x26,
             Self::OtherPsn { .. } => 0x27,
+            Self::RefusedByNak => 0x28,
             Self::ShortReceive { .. } => 0x31,
             Self::InjectedFault => 0x41,
             Self::Refused(code) => code,
@@ -290,16 +288,18 @@ impl Display for FailureCause {
             }
             Self::OtherPsn {
                 qpn,
-                pid,
                 sq_psn,
                 rq_psn,
             } => write!(
                 f,
-                "queue pair {qpn:#x} of process {pid} expects the first PSN {rq_psn:#x} (its rq_psn), and this one sends {sq_psn:#x} \
+                "the peer's queue pair {qpn:#x} expects the first PSN {rq_psn:#x} (its rq_psn), and this one sends {sq_psn:#x} \
                  (its sq_psn): give the rq_psn of each the sq_psn of the other"
             ),
             Self::NoAcknowledgement => f.write_str(
                 "no packet of the peer acknowledged the request within the timeout and its retries",
+            ),
+            Self::RefusedByNak => f.write_str(
+                "the peer refused the request, and a packet has no room for the reason: `verbatim run --why` at the peer prints it",
             ),
             Self::NoReceiveWr => f.write_str(
                 "the receiver had no receive work request within min_rnr_timer and rnr_retry",
@@ -429,11 +429,11 @@ mod tests {
             },
             FailureCause::OtherPsn {
                 qpn: 1,
-                pid: 1,
                 sq_psn: 0,
                 rq_psn: 1,
             },
             FailureCause::NoAcknowledgement,
+            FailureCause::RefusedByNak,
             FailureCause::NoReceiveWr,
             FailureCause::InjectedFault,
         ];

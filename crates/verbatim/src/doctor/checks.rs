@@ -234,7 +234,12 @@ fn check_packet_path() -> Requirement {
         };
         return Requirement::not_ok(WHAT, RequirementState::Limited, found, effect);
     }
-    Requirement::ok(WHAT, format!("UDP port 4791 of {}", usable.join(", ")))
+    let found = format!("UDP port 4791 of {}", usable.join(", "));
+    if refused.is_empty() {
+        return Requirement::ok(WHAT, found);
+    }
+    let found = format!("{found}; not of {}", refused.join("; "));
+    Requirement::not_ok(WHAT, RequirementState::Limited, found, effect)
 }
 
 fn check_descriptor_limit() -> Requirement {

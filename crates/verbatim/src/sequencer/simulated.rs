@@ -156,7 +156,7 @@ fn core_counts_to_simulate(
     let there = profile.as_seen_from(asked.place.unwrap_or_default());
     let all = there.map_or(1, |there| there.host.cores.value as usize);
     match (&asked.cores[..], design) {
-        ([], Design::Atomics) => vec![1],
+        (_, Design::Atomics) => vec![1],
         ([], _) => (1..=all)
             .filter(|cores| *cores == 1 || cores % 2 == 0 || *cores == all)
             .collect(),

@@ -139,6 +139,14 @@ fn a_misaligned_atomic_by_packets_is_described_as_such() {
 }
 
 #[test]
+fn other_psns_and_refusals_by_packets_are_named() {
+    let program = Program::of_the_tests("refused");
+    let said = |what| program.by_packets_with(&["--why"], &[what]);
+    said("psn").says("expects the first PSN 0x0 (its rq_psn), and this one sends 0x5 (its sq_psn)");
+    said("range").says("the peer refused the request");
+}
+
+#[test]
 fn a_receive_work_request_that_a_rule_fails_has_the_code_of_a_rule() {
     let program = Program::of_the_tests("refused");
     for (status, text) in [

@@ -112,7 +112,8 @@ class End:
         for slot in range(rq):
             self.post_recv(slot)
         # Both ends need a GID of the same family: an IPv4 address, mapped.
-        gids = [ipaddress.ip_address(str(self.context.query_gid(1, index)).strip()) for index in range(8)]
+        count = self.context.query_port(1).gid_tbl_len
+        gids = [ipaddress.ip_address(str(self.context.query_gid(1, index)).strip()) for index in range(count)]
         self.gid_index = next(index for index, gid in enumerate(gids) if gid.ipv4_mapped)
         self.gid = gids[self.gid_index].packed
         self.data, self.received = bytearray(), 0

@@ -24,6 +24,7 @@ use crate::packet::{
     NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome,
     emit_with_payload_writer,
 };
+use crate::psn::Psn;
 use crate::segment::{ConnectionParameters, Segment, make_segment};
 use crate::sequence::PsnNumbering;
 use packet_window::PacketWindow;
@@ -53,6 +54,8 @@ pub struct Requester {
     retry: RetryState,
     congestion: Option<ReactionPoint>,
     failure: Option<RequestFailure>,
+    /// The PSN that the responder asked for, if that was never sent and nothing has been acknowledged.
+    never_sent_psn_asked_for: Option<Psn>,
     /// Position of a request whose payload cannot be read. Nothing is sent from this position on.
     unreadable_request_position: Option<u64>,
     /// Number of packets since the last one with an acknowledgement request.
@@ -88,6 +91,7 @@ impl Requester {
             retry: RetryState::new(&config),
             congestion: config.congestion.map(ReactionPoint::new),
             failure: None,
+            never_sent_psn_asked_for: None,
             unreadable_request_position: None,
             packets_since_ack_request: 0,
             counts: StateMachineCounters::default(),
@@ -138,6 +142,14 @@ impl Requester {
     #[must_use]
     pub fn failure(&self) -> Option<RequestFailure> {
         self.failure
+    }
+
+    /// Returns the PSN that the responder asked for by a NAK, if that was never sent and nothing has been acknowledged: it
+    /// expects another first PSN.
+    #[must_use]
+    pub fn never_sent_psn_asked_for(&self) -> Option<Psn> {
+        self.never_sent_psn_asked_for
+            .filter(|_| self.queue.acked_until_sequence() == 0)
     }
 
     /// Returns the number of requests that are posted and not done.
@@ -282,10 +294,13 @@ impl Requester {
 
     /// Processes an ACK, NAK or RNR NAK.
     fn process_acknowledge(&mut self, now_ns: u64, packet: &Packet<'_>) {
-        let (Some(sequence), Some(aeth)) = (
-            self.answered_sequence_if_outstanding(packet),
-            packet.extended.aeth,
-        ) else {
+        let Some(aeth) = packet.extended.aeth else {
+            return;
+        };
+        let Some(sequence) = self.answered_sequence_if_outstanding(packet) else {
+            if aeth.syndrome == Syndrome::Nak(NAK_PSN_SEQUENCE) {
+                self.never_sent_psn_asked_for = Some(packet.bth.psn);
+            }
             return;
         };
         // A NAK acknowledges all packets in front of its PSN.
