@@ -221,7 +221,7 @@ impl GroupListener {
         py.detach(|| {
             let context = nic.open().map_err(exception_of_system_error)?;
             let port = nic
-                .port_and_gid(&context)
+                .port_and_gid(&context, None)
                 .map_err(exception_of_system_error)?;
             let config = Config {
                 port_num: port.port_num,
