@@ -658,3 +658,17 @@ fn losses_refusals_and_notifications_are_counted() {
         assert_eq!(bench.requester.counts, due, "row {index}");
     }
 }
+
+#[test]
+fn a_nak_for_a_psn_before_the_first_tells_what_the_responder_expects() {
+    let asked_for = |steps| {
+        let mut bench = Bench::new(config());
+        bench.run(steps);
+        bench.requester.never_sent_psn_asked_for()
+    };
+    let early = || Take(nak((1 << 24) - 5, 0));
+    assert_eq!(asked_for(vec![send(1), early()]), Some(FIRST.minus(5)));
+    assert_eq!(asked_for(vec![send(1), Take(nak(0, 0))]), None);
+    // A NAK of an earlier connection.
+    assert_eq!(asked_for(vec![send(1), early(), Take(ack(0))]), None);
+}

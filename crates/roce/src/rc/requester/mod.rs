@@ -26,7 +26,7 @@ use crate::packet::{
 };
 use crate::psn::Psn;
 use crate::segment::{ConnectionParameters, Segment, make_segment};
-use crate::sequence::PsnNumbering;
+use crate::sequence::{FIRST_SEQUENCE, PsnNumbering};
 use packet_window::PacketWindow;
 use process_response::ResponseOutcome;
 use queue::{AckEffect, QueuedRequest, RequestQueue};
@@ -149,7 +149,7 @@ impl Requester {
     #[must_use]
     pub fn never_sent_psn_asked_for(&self) -> Option<Psn> {
         self.never_sent_psn_asked_for
-            .filter(|_| self.queue.acked_until_sequence() == 0)
+            .filter(|_| self.queue.acked_until_sequence() == FIRST_SEQUENCE)
     }
 
     /// Returns the number of requests that are posted and not done.
