@@ -89,7 +89,7 @@ impl Endpoint {
     /// Opens the endpoint's sockets at all addresses where that is possible.
     ///
     /// # Errors
-    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::socket_open_errors`] has the
+    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::socket_open_error_of`] has the
     /// reasons of the addresses that failed.
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
         let failed = |e: Errno| LinkError::EpollCreateFailed { source: e.into() };
@@ -131,12 +131,6 @@ impl Endpoint {
             epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
         }
         Ok(())
-    }
-
-    /// Returns the reasons why addresses of the configuration could not be opened.
-    #[must_use]
-    pub fn socket_open_errors(&self) -> &[LinkError] {
-        &self.socket_open_errors
     }
 
     /// Returns the reason why an address of the configuration could not be opened.

@@ -115,6 +115,13 @@ fn a_long_write_takes_the_time_of_its_slowest_stage() {
     );
 }
 
+/// Waits until the other side has filled its memory and posted its RECVs.
+fn wait_until_peer_is_ready() {
+    while now() < Duration::from_micros(10) {
+        simnic::suspend_while_idle(100, None);
+    }
+}
+
 #[test]
 fn a_long_send_takes_the_time_of_its_slowest_stage_and_is_received_whole() {
     let sent_at = Shared::new(RefCell::new(Duration::ZERO));
@@ -123,9 +130,7 @@ fn a_long_send_takes_the_time_of_its_slowest_stage_and_is_received_whole() {
         &Setup::default(),
         move |side| {
             fill(side);
-            while now() < Duration::from_micros(10) {
-                simnic::suspend_while_idle(100, None);
-            }
+            wait_until_peer_is_ready();
             *start.borrow_mut() = now();
             side.send(0, BYTES);
             wait_for_completion(side, || {});
@@ -148,9 +153,7 @@ fn a_long_read_takes_the_time_of_its_slowest_stage_and_arrives_whole() {
     run(
         &Setup::default(),
         |side| {
-            while now() < Duration::from_micros(10) {
-                simnic::suspend_while_idle(100, None);
-            }
+            wait_until_peer_is_ready();
             let back = side.memory.slice(BYTES..2 * BYTES).expect("in range");
             let start = now();
             let posted = side.qp.post_one(|list| {
@@ -181,9 +184,7 @@ fn a_short_write_stays_behind_a_long_one() {
         &Setup::default(),
         move |side| {
             fill(side);
-            while now() < Duration::from_micros(10) {
-                simnic::suspend_while_idle(100, None);
-            }
+            wait_until_peer_is_ready();
             let message = side.memory.slice(..BYTES).expect("in range");
             let behind = side.remote.starting_at(BYTES as u64).expect("in range");
             *posted_at.borrow_mut() = now();

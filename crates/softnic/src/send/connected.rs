@@ -93,7 +93,7 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
 /// Checks the PSNs of a new connection, and makes a new ring to a peer that has connected again. Returns true if the
 /// peer's queue pair is ready.
 #[cold]
-pub(super) fn make_ready(qp: &Qp, sq: &mut SendQueue) -> bool {
+pub(super) fn check_psns_or_reconnect(qp: &Qp, sq: &mut SendQueue) -> bool {
     if let Some(out) = &mut sq.peer_ring
         && let Some(dest) = out.peer.segment.qp(out.dest_qp_index)
         && is_connected_to(dest, out, qp.qpn)

@@ -294,7 +294,7 @@ fn execute_wr(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult
     let Some(dest) = out.peer.segment.qp(out.dest_qp_index) else {
         return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
-    if !is_same_ready_qp(dest, out, qp.qpn) && !make_ready(qp, sq) {
+    if !is_same_ready_qp(dest, out, qp.qpn) && !check_psns_or_reconnect(qp, sq) {
         return silent_peer_result(qp, sq, view);
     }
     sq.peer_silence_wait.end_wait();

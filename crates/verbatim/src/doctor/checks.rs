@@ -239,6 +239,10 @@ fn check_packet_path() -> Requirement {
         return Requirement::ok(WHAT, found);
     }
     let found = format!("{found}; not of {}", refused.join("; "));
+    let effect = (
+        "queue pairs with the GIDs of those addresses are refused",
+        "free UDP port 4791 of them, or choose GIDs of the other addresses",
+    );
     Requirement::not_ok(WHAT, RequirementState::Limited, found, effect)
 }
 
